@@ -1,1 +1,1 @@
-"""What is known of the models: times, acceptances, and what cycles are predicted to bring."""
+"""Measurements and predictions: times and acceptances of models, and predicted cycles."""

@@ -1,13 +1,13 @@
-"""What verified trees teach: how likely the nodes of drafted trees are to be accepted.
+"""Acceptance of the nodes of drafted trees, learned from verified trees.
 
-A node's probability given its parent counts for what such probabilities turned out to be worth
-(calibration), by its place among its siblings: a small drafter is too modest about its first choice
-and right about its third. What trees of a shape will bring is planned by one number, alpha, how
-often the best child of a walked node is accepted, and the law of the best static trees for it
-(Sequoia, arXiv 2402.12374). What that law misses of a chain is a factor of its outcomes.
+A node's probability given its parent is corrected by the past acceptance of such probabilities
+(calibration), by its place among its siblings: a small drafter underestimates its first choice and
+is right about its third. The tokens of a tree of some shape are predicted from one number, alpha,
+the share of best children of walked nodes that are accepted, and the law of the best static trees
+for it (Sequoia, arXiv 2402.12374). The error of that law for a chain is a factor of its outcomes.
 
-Texts change, so how often best children were accepted is kept for the last cycles too, drawn to
-what is usual while there is little of it.
+Texts change, so the acceptance of best children is kept for the last cycles too, and blended with
+the long-term one while there is little evidence.
 
 Pure bookkeeping: no clock, no tensors.
 """
@@ -38,7 +38,7 @@ SHAPE_WIDTHS = np.array([width for _, width in SHAPES])
 SHAPE_NODES = SHAPE_DEPTHS * SHAPE_WIDTHS
 RANKS = MAX_TREE_TOKENS
 
-UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will be tried
+UNTRIED_ALPHA = 0.7  # for a pair that was never compared; high, so that it is tried
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
 
 
@@ -48,18 +48,18 @@ class JudgedTrees:
 
     parents: Ints
     depths: Ints
-    log_probs: Floats  # of the path from the root, by whoever judged it last
-    judged: Bools  # nodes that the verifier saw
-    accepted: Bools  # nodes on its walk
-    is_usual: bool = True  # False: drafted since they looked good, which says nothing of others
+    log_probs: Floats  # of the path from the root, by the model that scored it last
+    judged: Bools  # nodes that the verifier scored
+    accepted: Bools  # nodes on the verifier's walk
+    is_usual: bool = True  # False: drafted because they looked good, so not representative
 
 
 @dataclass(frozen=True)
 class TreeAcceptance:
-    """A snapshot.
+    """The acceptance of a chain's trees at one moment.
 
-    `alpha`: how often the best child of a walked node was accepted, of `trials`; `recent_accepted`
-    of `recent_trials` in the last cycles.
+    `alpha`: share of best children of walked nodes that were accepted, of `trials`;
+    `recent_accepted` of `recent_trials` in the last cycles.
     """
 
     alpha: float
@@ -70,18 +70,18 @@ class TreeAcceptance:
 
     @property
     def alpha_now(self) -> float:
-        """On the text of now, drawn to the usual where there is little evidence."""
+        """The acceptance on the current text, blended with `alpha` if there is little evidence."""
         accepted = self.recent_accepted + PRIOR * self.alpha
         return accepted / (self.recent_trials + PRIOR)
 
 
 class AcceptanceEstimator:
-    """Of one chain of proposers and the model that verifies them. Not thread-safe.
+    """The estimator for one chain of proposers and the model that verifies them. Not thread-safe.
 
     Args:
-        quotes: what a first level's probabilities are worth says nothing of those below: where the
-            beginning of a quotation is right, the rest mostly is.
-        factor: of the first level's probabilities, before any was seen.
+        quotes: for text drafters, levels below the first are calibrated apart: where the beginning
+            of a quotation is right, the rest usually is.
+        factor: correction of the first level's probabilities before any was seen.
     """
 
     def __init__(self, quotes: bool = False, factor: float = 1.0) -> None:
@@ -90,7 +90,7 @@ class AcceptanceEstimator:
         self._trials = 0.0
         self._accepted = 0.0
         self._recent = np.zeros(2)  # accepted, judged
-        self.last_cycle = 0  # in which it learned
+        self.last_cycle = 0  # of the last observation
 
     @property
     def is_finite(self) -> bool:
@@ -119,12 +119,14 @@ class AcceptanceEstimator:
     def _count_best(
         self, trees: JudgedTrees, real: Bools, walked: Bools, asked: Bools, place: Ints
     ) -> None:
-        """Counts best children, [B, n] those of walked nodes. A drafter that had nothing to draft
-        for a row has failed there once, at the root."""
+        """Count best children, [B, n] those of walked nodes.
+
+        A drafter without a draft for a row counts as one failure at the root.
+        """
         missing = float((~real.any(axis=1)).sum())
         self._count(float((asked & trees.accepted).sum()), float(asked.sum()) + missing)
         self._recent += 0.0, missing
-        # A selection that leaves out first choices leaves the better ones: no measure of a text.
+        # If a selection left out first choices, the verified ones are better than usual: skip them.
         firsts = real & (place == 0) & np.take_along_axis(walked, trees.parents + 1, axis=1)
         for fair in (firsts, firsts & (trees.parents < 0)):
             if fair.any() and trees.judged[fair].all():
@@ -132,11 +134,12 @@ class AcceptanceEstimator:
                 break
 
     def record_choices(self, stated: Floats, accepted: Bools, cycle: int) -> None:
-        """Learns what the proposers would have drafted at places [n, w] of the committed text.
+        """Learn from what the proposers would have drafted at places [n, w] of the committed text.
 
         Args:
             stated: probabilities of the best w tokens after each place, best first.
             accepted: which of them was the verifier's choice.
+            cycle: the current cycle.
         """
         self._fade(cycle)
         place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
@@ -147,15 +150,16 @@ class AcceptanceEstimator:
         self._recent += best.sum(), len(best)
 
     def _count(self, hits: float, count: float) -> None:
-        """Of best children that were judged."""
+        """Count best children that were verified."""
         fade = max(0.0, 1.0 - count / MEMORY)
         self._trials = self._trials * fade + count
         self._accepted = self._accepted * fade + hits
 
     def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
-        """[B, n] how likely each node is on the verifier's walk; 0 for padding.
+        """Return the chance [B, n] that each node is on the verifier's walk; 0 for padding.
 
-        Never more than its parent is, nor siblings together: the walk takes one of them at most.
+        Never more than its parent's, nor do siblings add up to more: the walk takes at most one of
+        them.
         """
         worth = self._predicted(parents, *_given_parents(parents, log_probs))
         for depth in range(2, int(depths.max(initial=0)) + 1):
@@ -164,7 +168,7 @@ class AcceptanceEstimator:
         return worth
 
     def path_worth(self, stated: Sequence[float]) -> list[float]:
-        """`worth` of a path, by each token's probability after those before it."""
+        """Return `worth` of a path, from each token's probability after those before it."""
         found, together = list[float](), 1.0
         calibration = self._calibration
         for probability in stated:
@@ -174,8 +178,10 @@ class AcceptanceEstimator:
         return found
 
     def _predicted(self, parents: Ints, stated: Floats, place: Ints) -> Floats:
-        """[B, n] corrected probabilities of nodes given their parents, siblings' at most 1
-        together: each is corrected on its own."""
+        """Return the corrected probabilities [B, n] of nodes given their parents.
+
+        Each is corrected on its own, so those of siblings are scaled to add up to at most 1.
+        """
         corrected = self._calibration.probability(stated, place)
         if self._further is not None:
             further = self._further.probability(stated, place)
@@ -209,8 +215,10 @@ class AcceptanceEstimator:
 
 
 def similarity_to_acceptance(similarity: float) -> float:
-    """(1 - TV) / (1 + TV), the least that shared noise guarantees (Daliri, Musco, Suresh, arXiv
-    2408.07978)."""
+    """Return (1 - TV) / (1 + TV), the least acceptance that shared noise guarantees.
+
+    Source: Daliri, Musco, Suresh, arXiv 2408.07978.
+    """
     return similarity / (2.0 - similarity)
 
 
@@ -233,7 +241,7 @@ def _tree_rates(alpha_percent: int) -> Floats:
 
 
 def tree_rates(alpha: float) -> Floats:
-    """Rank rates of beams whose best child is accepted with chance `alpha` everywhere.
+    """Return rank rates of beams whose best child is accepted with chance `alpha` everywhere.
 
     The best static trees (Sequoia, arXiv 2402.12374); real trees, which follow the text, do better.
     """
@@ -241,14 +249,14 @@ def tree_rates(alpha: float) -> Floats:
 
 
 def path_rates(alpha: float, lengths: Floats) -> Floats:
-    """Rank rates [len(SHAPES), RANKS] of paths, `lengths[o]` long in the mean."""
+    """Return the rank rates [len(SHAPES), RANKS] of paths with mean lengths `lengths[o]`."""
     place = np.arange(RANKS)
     there = np.clip(lengths[:, None] - place, 0.0, 1.0)
     return np.asarray(there * alpha ** (place + 1))
 
 
 def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
-    """Of the text of now, blended by evidence with the prior."""
+    """Return the acceptance on the current text, blended by evidence with the prior."""
     if seen is None or not seen.trials:
         return prior
     share = seen.trials / (seen.trials + PRIOR)
@@ -256,12 +264,12 @@ def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
 
 
 def expected_tokens(rates: Floats) -> Floats:
-    """[O, RANKS + 1]: tokens that a tree of so many nodes commits, the verifier's own included."""
+    """Return the tokens [O, RANKS + 1] that so many nodes commit, the verifier's own included."""
     return np.concatenate((np.ones((len(rates), 1)), 1.0 + np.cumsum(rates, axis=1)), axis=1)
 
 
 def _better(log_probs: Floats) -> Bools:
-    """[B, n, n]: does node j stand before node i? Of equals the first one does."""
+    """Return whether node j ranks before node i, [B, n, n]; of equals the first does."""
     count = log_probs.shape[1]
     earlier = np.arange(count)[None, :] < np.arange(count)[:, None]
     mine, others = log_probs[:, :, None], log_probs[:, None, :]
@@ -269,8 +277,10 @@ def _better(log_probs: Floats) -> Bools:
 
 
 def _given_parents(parents: Ints, log_probs: Floats) -> tuple[Floats, Ints]:
-    """Of each node [B, n]: its probability given its parent, 0 for padding, and its place among its
-    siblings."""
+    """Return each node's [B, n] probability given its parent, and its place among its siblings.
+
+    The probability is 0 for padding.
+    """
     real = np.isfinite(log_probs)
     lowest = np.where(real, log_probs, 0.0)
     above = np.concatenate((np.zeros((len(real), 1)), lowest), axis=1)

@@ -1,10 +1,10 @@
-"""BatchTime: how long a batch of tokens takes, and how many tokens fit in a time.
+"""BatchTime: the time of a batch of tokens, and the tokens that fit in a time.
 
-Contract: all that admission knows of a machine. A batch is its tokens, of prompts and of decoding
-requests together, and the drafting steps before it. Neither more tokens nor more steps take less
-time, and `tokens_within` is the inverse of `ms`: with the most tokens that fit, one more does not.
+Contract: it is all that admission knows of a machine. A batch is its tokens, of prompts and of
+decoding requests together, and the drafting steps before it. More tokens or more steps never take
+less time, and `tokens_within` is the inverse of `ms`: one token more than it returns does not fit.
 
-`CurveTime` is over the curves measured here.
+`CurveTime` uses the measured curves.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
 """
 
@@ -15,28 +15,30 @@ from typing import Protocol
 
 from specrouter.profile.time_curve import ForwardTimes
 
-MOST_TOKENS = 1 << 20  # of a batch; more are as many
+MOST_TOKENS = 1 << 20  # of a batch; the upper bound of `tokens_within`
 
 
 class BatchTime(Protocol):
     def ms(self, tokens: float, steps: int = 0) -> float:
-        """Of a batch of so many tokens, drafted in so many steps; 0 where nobody drafts."""
+        """Return the time of a batch of so many tokens, drafted in so many steps; 0: no drafts."""
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:
-        """The most tokens whose batch takes at most `ms`, at most `MOST_TOKENS`; 0 where even a
-        batch of one takes longer. The paper's time2bs."""
+        """Return the most tokens whose batch takes at most `ms`, up to `MOST_TOKENS`.
+
+        0 if a batch of one takes longer. The paper's time2bs.
+        """
 
 
 @dataclass(frozen=True)
 class CurveTime:
-    """Of measured curves: the target's pass, the drafting steps before it, and the work around.
+    """The times by measured curves: the target's pass, the drafting steps, and the other work.
 
     Attributes:
         target: ms of a pass by its tokens.
-        step_ms: of a drafting step.
-        around_ms: of a cycle, whatever is in it.
-        slots: KV slots that a token attends to, in the mean.
-        most: tokens of a batch at most; `ms` of more is that of several.
+        step_ms: time of a drafting step.
+        around_ms: time of a cycle's other work.
+        slots: mean KV slots that a token attends to.
+        most: tokens of a batch at most; `ms` of more is that of several batches.
     """
 
     target: ForwardTimes
@@ -63,8 +65,7 @@ class CurveTime:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Another machine's times, where so many tokens of every batch are taken already, and drafted
-    in so many steps."""
+    """The times of a machine where every batch already has so many tokens and drafting steps."""
 
     times: BatchTime
     tokens: int
@@ -79,8 +80,10 @@ class Reserved:
 
 
 def most_within(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
-    """The most tokens that fit, near `tokens`: rounding may have led one astray, and far where a
-    token takes less than the rest of the batch can be told from."""
+    """Return the most tokens that fit, which is near the estimate `tokens` up to rounding.
+
+    It is far from it only where a token's time vanishes beside that of the rest of the batch.
+    """
     found = math.floor(tokens)
     for near in (found, found + 1, found - 1):
         fits = not near or times.ms(near, steps) <= ms

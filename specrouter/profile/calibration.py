@@ -1,11 +1,11 @@
-"""What a drafter's probabilities turned out to be worth.
+"""Calibration: a drafter's probabilities, corrected to match the observed acceptance.
 
-A node's probability given its parent, by the (perturbed) scores of whoever judged it last, stands
-for the chance that the verifier accepts it where it has accepted the parent. It is corrected by the
-share of nodes of about that probability that were accepted, by their place among their siblings: a
-small drafter is too modest about its first choice and right about its third. (Depth tells nothing
-beyond these: it was tried.) Every prediction is noted before its outcome is learned from, so the
-errors shown are those of the probabilities that trees were selected by.
+A node's probability given its parent, from the (perturbed) scores of the model that scored it last,
+estimates the chance that the verifier accepts it where it has accepted the parent. It is corrected
+by the share of nodes of about that probability that were accepted, by their place among their
+siblings: a small drafter underestimates its first choice and is right about its third. (Depth adds
+nothing to these: it was tried.) Every prediction is noted before its outcome is learned from, so
+the reported errors are those of the probabilities that trees were selected by.
 
 Pure bookkeeping: no clock, no tensors. Not thread-safe.
 """
@@ -23,20 +23,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_NODES = 2000.0  # after which older ones have faded
+_NODES = 2000.0  # nodes after which older ones have faded
 _EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
 _BINS = len(_EDGES) + 1
 _BOUNDS = _EDGES.tolist()
-_FEW = 4.0  # sum of probabilities that count as if they had come out as was thought
-_PLACES = 3  # among siblings, that are told apart: best, second, others
+_FEW = 4.0  # prior weight, as a sum of probabilities
+_PLACES = 3  # distinguished places among siblings: best, second, others
 
 
 @dataclass(frozen=True)
 class CalibrationFigures:
-    """Of the nodes whose parent was accepted.
+    """The errors of predictions for nodes whose parent was accepted.
 
     Attributes:
-        nodes: that the figures rest on, older ones faded.
+        nodes: nodes that the figures rest on, older ones faded.
         expected_error: mean distance of predicted and observed acceptance over bins (ECE).
         brier: mean squared error of the predictions; `base_brier` that of the share accepted.
     """
@@ -48,10 +48,10 @@ class CalibrationFigures:
 
 
 class Calibration:
-    """Of one chain of proposers, its verifier and sampling mode."""
+    """The calibration for one chain of proposers, its verifier and sampling mode."""
 
     def __init__(self, factor: float = 1.0) -> None:
-        """`factor`: that probabilities are thought to be corrected by before any was seen."""
+        """Start with `factor`, the correction of probabilities before any was seen."""
         self._factor = factor
         self._best: tuple[float, list[float], list[float]] | None = None  # see `of_best`
         self._stated = np.zeros(_PLACES * _BINS)  # sums of probabilities
@@ -65,7 +65,7 @@ class Calibration:
         return math.isfinite(sums)
 
     def probability(self, stated: Floats, place: Ints) -> Floats:
-        """Corrected probabilities, in the shape of `stated`, of nodes given their parents."""
+        """Return the corrected probabilities, shaped as `stated`, of nodes given their parents."""
         bins = _bins(stated, place)
         shown, hits = self._stated[bins], self._hits[bins]
         usual = self._usual()[np.minimum(place, _PLACES - 1)]
@@ -74,7 +74,7 @@ class Calibration:
         return corrected
 
     def of_best(self, stated: float) -> float:
-        """`probability` of a best child."""
+        """Return `probability` of a best child."""
         if self._best is None:
             usual = float(self._usual()[0])
             self._best = usual, self._stated[:_BINS].tolist(), self._hits[:_BINS].tolist()
@@ -84,8 +84,7 @@ class Calibration:
         return min(stated * factor, 1.0)
 
     def _usual(self) -> Floats:
-        """[_PLACES] by which factor probabilities of all sizes are corrected together: what is
-        thought of those of one size before they were seen."""
+        """Return the factors [_PLACES] over all bins, which are the prior of each bin."""
         shown = self._stated.reshape(_PLACES, _BINS).sum(axis=1)
         hits = self._hits.reshape(_PLACES, _BINS).sum(axis=1)
         found: Floats = (hits + _FEW * self._factor) / (shown + _FEW)
@@ -94,10 +93,9 @@ class Calibration:
     def record(
         self, stated: Floats, place: Ints, accepted: Bools, predicted: Floats | None = None
     ) -> None:
-        """Learns of nodes [n] whose parents were accepted.
+        """Learn from nodes [n] whose parents were accepted.
 
-        Args:
-            predicted: that trees were selected by, where that is not `probability` alone.
+        `predicted` is what trees were selected by, if that is not `probability` alone.
         """
         predicted = self.probability(stated, place) if predicted is None else predicted
         self._note(predicted, accepted)
@@ -108,7 +106,7 @@ class Calibration:
         self._hits = self._hits * fade + np.bincount(bins, accepted, minlength=size)
 
     def fade(self, factor: float) -> None:
-        """What is known counts for less."""
+        """Reduce the weight of all evidence."""
         self._best = None
         self._stated *= factor
         self._hits *= factor

@@ -1,7 +1,7 @@
-"""How long the parts of a cycle take: forwards of a model, and the engine's work around them.
+"""Times of the parts of a cycle: passes of a model, and the engine's other work.
 
-Pure functions of a snapshot: no clock, no tensors. Not here: what a chain brings for that time
-(`prediction`).
+Pure functions of a snapshot: no clock, no tensors. Not here: the tokens that a chain brings for
+that time (`prediction`).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from specrouter.request.params import MAX_TREE_TOKENS, Chain
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the last two
+_STEADY_LAG = 2  # tokens that a drafter's first step reads: the last two are unread
 _UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
 
 
@@ -28,9 +28,9 @@ class Workload:
 
     Attributes:
         slots: KV slots that attention reads for each of them.
-        remaining: tokens that each may still generate, in the mean.
-        lags: tokens that a model has not read yet, over all requests; the last two not counted.
-        others: further requests, that decode in the same pass of the target and are routed apart.
+        remaining: mean tokens that each may still generate.
+        lags: unread tokens of a model, over all requests; the last two of each not counted.
+        others: further requests that decode in the same pass of the target on another route.
     """
 
     requests: int
@@ -42,7 +42,7 @@ class Workload:
 
     @property
     def batch(self) -> int:
-        """Requests in the target's pass."""
+        """The number of requests in the target's pass."""
         return self.requests + self.others
 
 
@@ -54,11 +54,10 @@ def verification_ms(
     prompt_tokens: int = 0,
     requests: Ints | None = None,
 ) -> Floats:
-    """Time of the target's pass over `places` tokens that are judged and those of prompts, and of
-    the work around it.
+    """Return the time of the target's pass, and of the work around it.
 
-    Args:
-        requests: whose tokens they are, where that differs; in a shape that broadcasts.
+    It reads `places` tokens that are verified, and `prompt_tokens`. `requests` replaces the
+    workload's number of requests in the pass, in a shape that broadcasts.
     """
     batch = np.full(1, workload.batch) if requests is None else requests
     packed = (places + prompt_tokens).astype(np.float64)
@@ -73,8 +72,10 @@ def verification_ms(
 def forward_ms(
     snapshot: PerformanceSnapshot, name: str, target: str, workload: Workload, tokens: float
 ) -> float:
-    """Of a model over so many tokens of one request, on the machine as it is now; 0 for one
-    without weights, which keeps no state."""
+    """Return the current time of a model's pass over so many tokens of one request.
+
+    0 for a text drafter, which keeps no state.
+    """
     if not snapshot.parameters.get(name, 1):
         return 0.0
     one = Workload(requests=1, slots=workload.slots)
@@ -107,10 +108,10 @@ def drafter_ms(
     depths: Ints,
     widths: Ints,
 ) -> Floats:
-    """Of the first model's steps for trees of these depths and widths, [O] each."""
+    """Return the time of the first model's steps for trees of these depths and widths, [O] each."""
     name, target, wide = chain[0], chain[-1], workload.requests * widths
     step = model_ms(snapshot, name, target, workload, wide)
-    if not snapshot.parameters.get(name, 1):  # its steps are all alike, and rank nothing
+    if not snapshot.parameters.get(name, 1):  # a text drafter's steps are alike, and rank no logits
         return np.asarray(depths * step)
     first = np.full(1, workload.requests * _STEADY_LAG)
     return np.asarray(
@@ -121,15 +122,18 @@ def drafter_ms(
 
 
 def drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
-    """What the engine's own work takes longer where somebody drafts."""
+    """Return the additional time of the engine's own work in a cycle with drafts."""
     batch = np.array([requests])
     more = stage_ms(snapshot, "drafting", batch) - stage_ms(snapshot, "cycle", batch)
     return max(0.0, float(more[0]))
 
 
 def quoted_ms(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Floats:
-    """[K + 1] of a cycle in which nobody but texts drafts, by the nodes that the target verifies,
-    without prompts and on a quiet machine: the engine's own work is more where there are some."""
+    """Return the time [K + 1] of a cycle in which only text drafters draft, by its verified nodes.
+
+    It is without prompts, on a machine of normal speed. The engine's own work takes longer with
+    nodes.
+    """
     key = ("quoted", workload.batch, workload.slots)
     if key not in snapshot.target_ms:
         nodes, batch = np.arange(MAX_TREE_TOKENS + 1), np.array([workload.batch])
@@ -141,7 +145,7 @@ def quoted_ms(snapshot: PerformanceSnapshot, workload: Workload, target: str) ->
 
 
 def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> ForwardTimes:
-    """A model's curve; of an untried one the target's, scaled by the number of parameters."""
+    """Return a model's curve; for an untried one the target's, scaled by the parameters."""
     known = snapshot.times.get(name)
     if known is not None:
         return known

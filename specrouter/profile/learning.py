@@ -1,6 +1,6 @@
-"""What one cycle teaches the profiler: its time, its tokens, and how predictions came out.
+"""Learning from one cycle: its time, its tokens, and the outcome of its predictions.
 
-Not here: what drafts and verifications teach while they run (`specrouter.execution`).
+Not here: what drafting and verification teach while they run (`specrouter.execution`).
 """
 
 from specrouter.cycle import CyclePlan, CycleResult

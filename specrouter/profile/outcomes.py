@@ -1,12 +1,12 @@
-"""How cycles came out against what was predicted of them, and what that says of other chains.
+"""Outcomes of cycles compared with their predictions, and factors for other chains from them.
 
-Contract: `OutcomeBook` learns of one cycle at a time, by chain, load and mode, and gives factors on
-predicted times and tokens: `known` those of chains that ran, `usual` those of any other.
-What a cycle is slower than predicted is put on the moment at first, which is the same for all
-chains: else each neighbour's burst would make another chain look better than the one that happened
-to run. What stays with a chain becomes its own, much more slowly. And a chain that has not run
-brings no more of the tokens that were promised than those that did: who was chosen was chosen for
-the best promise, which is rarely kept in full.
+Contract: `OutcomeBook` learns from one cycle at a time, by chain, load and mode, and gives factors
+on predicted times and tokens: `known` for chains that ran, `usual` for any other.
+A time above the prediction is first attributed to the moment, which is the same for all chains:
+otherwise each burst of load on the machine would make another chain look better than the one that
+happened to run. A lasting error becomes the chain's own, much more slowly. A chain that has not run
+is expected to miss its predicted tokens as much as those that did: the chosen chain has the best
+prediction, which is usually too good.
 
 Pure: no clock. Not thread-safe: the owner locks.
 """
@@ -18,8 +18,8 @@ from typing import TypeVar
 from specrouter.profile.evidence import AVERAGE, MEMORY, RECENT, age, forget_oldest, within
 from specrouter.profile.snapshot import Mode, Outcome, OutcomeKey
 
-_FIRST_WEIGHT = 0.3  # of a cycle's time in what is the chain's own, which falls to 1 / MEMORY
-_PRIOR_TOKENS = 60.0  # that count as if they had come as usual
+_FIRST_WEIGHT = 0.3  # of a cycle in the chain's own error; falls to 1 / MEMORY
+_PRIOR_TOKENS = 60.0  # weight of the usual outcome, in tokens
 
 _Usual = tuple[int, Mode]  # load and mode
 
@@ -27,15 +27,18 @@ _Usual = tuple[int, Mode]  # load and mode
 @dataclass(kw_only=True)
 class _Outcome:
     log_time: float = 0.0
-    cycles: int = 0  # that were timed
+    cycles: int = 0  # timed cycles
     expected: float = 0.0
     committed: float = 0.0
-    last: int = 0  # cycle, of news of tokens,
-    last_timed: int = 0  # and of times
+    last: int = 0  # cycle of the last news of tokens,
+    last_timed: int = 0  # and of the last timing
 
     def age(self, cycle: int) -> None:
-        """What is in use is corrected all the time; what is not must not be held for slow for ever
-        because it once was. Not every cycle tells, so some without news are none."""
+        """Fade what was learned by the cycles without news, except the last `RECENT` ones.
+
+        A chain in use is corrected all the time. An idle one must not count as slow for ever
+        because it was slow once. Not every cycle is measured, so a few without news do not count.
+        """
         self.log_time *= age(cycle - self.last_timed - RECENT)
         self.expected *= age(cycle - self.last - RECENT)
         self.committed *= age(cycle - self.last - RECENT)
@@ -53,14 +56,14 @@ class _Outcome:
         self.committed = self.committed * fade + committed
 
     def tokens(self, usual: float) -> float:
-        """The factor, drawn to the usual one."""
+        """Return the factor on tokens, blended with the usual one."""
         return (self.committed + _PRIOR_TOKENS * usual) / (self.expected + _PRIOR_TOKENS)
 
 
 @dataclass
 class OutcomeBook:
     _known: dict[OutcomeKey, _Outcome] = field(default_factory=dict)
-    _usual: dict[_Usual, _Outcome] = field(default_factory=dict)  # their times are the moment's
+    _usual: dict[_Usual, _Outcome] = field(default_factory=dict)  # times of the moment
 
     def record(
         self,
@@ -70,12 +73,14 @@ class OutcomeBook:
         expected: float,
         committed: float,
     ) -> None:
-        """One cycle.
+        """Learn from one cycle.
 
         Args:
-            log_error: of its time over what was predicted without corrections; None where that is
-                not known.
-            expected, committed: tokens beyond the target's own.
+            key: its chain, load and mode.
+            cycle: its number.
+            log_error: logarithm of its time over the uncorrected prediction; None if not known.
+            expected: predicted tokens beyond the target's own.
+            committed: committed tokens beyond the target's own.
         """
         if key not in self._known:
             forget_oldest(self._known, lambda outcome: outcome.last)
@@ -93,7 +98,7 @@ class OutcomeBook:
             usual.log_time += AVERAGE * (found - known.log_time - usual.log_time)
 
     def known(self, cycle: int) -> dict[OutcomeKey, Outcome]:
-        """Of chains that ran."""
+        """Return the factors of chains that ran."""
         usual = {key: outcome.aged(cycle) for key, outcome in self._usual.items()}
         found = {}
         for key, outcome in self._known.items():
@@ -103,7 +108,7 @@ class OutcomeBook:
         return found
 
     def usual(self, cycle: int) -> dict[_Usual, Outcome]:
-        """Of those that did not."""
+        """Return the factors of chains that did not run, by load and mode."""
         aged = {key: outcome.aged(cycle) for key, outcome in self._usual.items()}
         return {key: _bounded(one.log_time, one.tokens(1.0)) for key, one in aged.items()}
 
@@ -112,8 +117,10 @@ _Key = TypeVar("_Key")
 
 
 def _aged_in(kept: dict[_Key, _Outcome], key: _Key, cycle: int) -> _Outcome:
-    """The outcome of a key, from the beginning where there is none, or numbers are none any more:
-    sums would never lose that."""
+    """Return the outcome of a key, a new one if there is none or its numbers are not finite.
+
+    Sums would keep a value that is not finite for ever.
+    """
     found = kept.setdefault(key, _Outcome())
     found.age(cycle)
     if not math.isfinite(found.log_time + found.expected + found.committed):

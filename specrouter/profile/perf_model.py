@@ -1,10 +1,10 @@
-"""PerfModel: T(model, tokens, attended), and how slow the machine is just now.
+"""PerfModel: T(model, tokens, attended), and the current slowdown of the machine.
 
-Contract: every model has a curve of its own (`time_regression`), which what stays with one model or
-one size moves slowly. What all models of a cycle show alike moves the one factor that they share,
-quickly: a neighbour's burst of work leaves the ratios between models as they were. What of it lasts
-moves all curves alike. A cycle in which only one model ran cannot tell the two apart; its curve
-takes what the factor has not followed yet, and gives it back when the burst ends.
+Contract: every model has its own curve (`time_regression`), which errors of one model or one size
+move slowly. The common error of all models of a cycle moves the one factor that they share,
+quickly: a burst of other load leaves the ratios between models as they were. A lasting part of it
+moves all curves alike. A cycle in which only one model ran cannot separate the two; its curve takes
+the part that the factor has not followed yet, and gives it back when the burst ends.
 
 Pure: no clock, no tensors. Not thread-safe: the owner locks.
 """
@@ -19,33 +19,35 @@ from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 from specrouter.profile.time_regression import TimeRegression
 
 _FAST = 0.5  # weight of a cycle in the slowdown
-_QUIET = 0.05  # slowdown that is none, a logarithm; three times as much is wholly the machine's
+_QUIET = 0.05  # logarithm: a slowdown up to this is noise; from three times it on, none is
 
 _Forward = tuple[str, int, float, float]  # name, tokens, attended, ms
 
 
 @dataclass(kw_only=True)
 class PerfModel:
-    """Of all models of one machine, and of the stages of its cycles, which are work around forwards
-    and say nothing of the machine."""
+    """The times of all models of one machine, and of the stages of its cycles.
+
+    Stages are work around passes, and do not influence the slowdown.
+    """
 
     _models: dict[str, TimeRegression] = field(default_factory=dict)
     _stages: dict[str, TimeRegression] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _slowdown: float = 0.0  # a logarithm
-    _forwards: list[_Forward] = field(default_factory=list)  # of this cycle
+    _forwards: list[_Forward] = field(default_factory=list)  # passes of this cycle
     _works: list[_Forward] = field(default_factory=list)
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as the curves say forwards take now."""
+        """The factor of the current times of passes over those of the curves."""
         return math.exp(self._slowdown)
 
     def learn(self, model: str, times: TimeRegression, sizes: tuple[int, ...] = ()) -> None:
-        """Takes over what is known of a model that was loaded, here or elsewhere than before.
+        """Take over the times of a model that was loaded, from here or from elsewhere.
 
-        `sizes`: that its forwards are filled up to (`Staircase`); none where they are not.
+        `sizes`: sizes that its passes are filled up to (`Staircase`); empty if they are not.
         """
         self._models[model] = times
         self._sizes[model] = sizes
@@ -56,23 +58,23 @@ class PerfModel:
         self._forwards = [forward for forward in self._forwards if forward[0] != model]
 
     def record(self, model: str, tokens: int, attended: float, ms: float) -> None:
-        """A forward, which counts with the cycle's end. What is no positive time is ignored."""
+        """Record a pass, which counts at the cycle's end. Ignore a time that is not positive."""
         if 0.0 < ms < math.inf:
             size = int(filled_size(tokens, self._sizes.get(model, ())))
             self._forwards.append((model, size, attended, ms))
 
     def record_stage(self, stage: str, places: int, ms: float) -> None:
-        """Work on so many places, alike."""
+        """Record work on so many places in the same way."""
         if 0.0 < ms < math.inf:
             self._works.append((stage, places, 0.0, ms))
 
     def end_cycle(self, learns: bool = True, only_news: bool = False) -> None:
-        """Learns from what the cycle recorded, or drops it.
+        """Learn from what the cycle recorded, or drop it.
 
-        `only_news`: drops what is of sizes that are known; learning takes time too.
+        `only_news`: drops records of known sizes, since learning takes time too.
 
         Raises:
-            ArithmeticError: what would be learned is not finite; that is not.
+            ArithmeticError: the result would not be finite; such a result is not kept.
         """
         forwards, works, self._forwards, self._works = self._forwards, self._works, [], []
         for name, _, _, ms in forwards if learns else ():
@@ -95,7 +97,7 @@ class PerfModel:
         self._settle()
 
     def _settle(self) -> None:
-        """What lasts becomes all curves' own, so that no ratio changes."""
+        """Move a lasting slowdown into all curves alike, so that no ratio changes."""
         usual = _without_noise(self._slowdown) / MEMORY
         if usual:
             for times in (*self._models.values(), *self._stages.values()):
@@ -103,23 +105,28 @@ class PerfModel:
             self._slowdown -= usual
 
     def models(self) -> Mapping[str, ForwardTimes]:
-        """Of those that are known; times `slowdown` for now."""
+        """Return the curves of the known models; multiply by `slowdown` for current times."""
         return {
             name: Staircase(curve, self._sizes[name]) if self._sizes.get(name) else curve
             for name, curve in _curves(self._models).items()
         }
 
     def means_ms(self) -> Mapping[str, float]:
-        """One scalar a model, whatever its forwards' sizes: `T_new = a T_measured + (1 - a) T_old`
-        (SpecRouter, section 4.6)."""
+        """Return one scalar per model for passes of all sizes.
+
+        `T_new = a T_measured + (1 - a) T_old` (SpecRouter, section 4.6).
+        """
         return dict(self._means)
 
     def stages(self) -> Mapping[str, TimeCurve]:
         return _curves(self._stages)
 
     def _common(self, forwards: Iterable[_Forward]) -> tuple[float, float]:
-        """Logarithms beyond the slowdown: the least that all models of a cycle show, and how much
-        of it is no model's own."""
+        """Return two logarithms beyond the slowdown.
+
+        They are the least error that all models of a cycle share, and the part of it that is no
+        model's own.
+        """
         errors: dict[str, list[float]] = {}
         for name, tokens, attended, ms in forwards:
             times = self._models.get(name)
@@ -142,7 +149,10 @@ def _is_known(known: Mapping[str, TimeRegression], forward: _Forward) -> bool:
 
 
 def _without_noise(slowdown: float) -> float:
-    """Near none there is none: there the curves are anchored to real times, and cannot drift."""
+    """Return the slowdown, reduced to 0 where it is small.
+
+    There the curves are anchored to real times, and cannot drift.
+    """
     return slowdown * min(max(abs(slowdown) / _QUIET - 1.0, 0.0) / 2.0, 1.0)
 
 

@@ -1,15 +1,15 @@
-"""What a chain is predicted to cost and to bring: `T_eff`, milliseconds per committed token.
+"""Predicted cost and tokens of a chain: `T_eff`, milliseconds per committed token.
 
     T_eff = time of a cycle / tokens that it commits for one request
 
 A cycle is the drafter's steps, the intermediates' passes and the target's pass, each at the size of
 its pack on the model's measured curve `T(n)`, and the engine's own work. The tokens are one more
-than the sum of the tree's rank rates (`acceptance`), times what earlier outcomes say. Requests that
-decode in the same pass and are routed otherwise wait for the drafts too: the tokens are then the
-mean over all, of which those gain at least one. Catching up of models that lag is spread over the
+than the sum of the tree's rank rates (`acceptance`), corrected by earlier outcomes. Requests that
+decode in the same pass on another route wait for the drafts too: the tokens are then the mean over
+all, with at least one for each of those. The catching up of models that lag is spread over the
 tokens that the requests have left.
-Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in the place of
-`W * T`; AdaServe, section 3, for the value of a tree.
+Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in the place of `W * T`;
+AdaServe, section 3, for the value of a tree.
 
 Pure functions of a snapshot: no clock, no tensors.
 """
@@ -53,7 +53,7 @@ _NODES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 4
 
 @dataclass(frozen=True)
 class Limits:
-    """What a caller or the configuration leaves open; None leaves it to the prediction."""
+    """The fixed parts of a shape; None leaves a part to the prediction."""
 
     depth: int | None = None
     width: int | None = None
@@ -76,7 +76,7 @@ def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) 
 
 @dataclass(frozen=True, eq=False)
 class Menu:
-    """Some options of a grid, [E] each: where they stand in it, and what is predicted."""
+    """Some options of a grid, [E] each: their rows and columns, and what is predicted."""
 
     rows: NDArray[np.intp]
     columns: NDArray[np.intp]
@@ -89,10 +89,10 @@ class OptionGrid:
     """Predictions of one chain of at least two models: shapes x nodes, [O, G].
 
     Attributes:
-        nodes, tokens, cycle_ms, ms_per_token: of the options; see `Option`.
+        nodes, tokens, cycle_ms, ms_per_token: values of the options; see `Option`.
         allowed: where the options are.
-        levels_ms: [O, 1] of the cycle, before the target's pass.
-        correction: factor that earlier outcomes put on times.
+        levels_ms: [O, 1] time of the cycle before the target's pass.
+        correction: factor of earlier outcomes on times.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class OptionGrid:
     ) -> None:
         self.chain = chain
         rates, offered = _offer(chain, snapshot, workload.sampled)
-        sizes = np.ceil(offered)[:, None]  # nodes that there are to select from
+        sizes = np.ceil(offered)[:, None]  # nodes to select from
         nodes = np.broadcast_to(_NODES, (len(SHAPE_NODES), len(_NODES)))
         self._is_open = not limits.whole_trees and limits.nodes is None
         if limits.whole_trees:
@@ -136,7 +136,7 @@ class OptionGrid:
         return self.option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
 
     def like(self, option: Option) -> Option | None:
-        """What is predicted now of an option that was chosen before; None: it is not allowed."""
+        """Return the current prediction of an option chosen before; None: it is not allowed."""
         wanted = option.shape
         same = np.equal(SHAPE_DEPTHS, wanted.depth) & np.equal(SHAPE_WIDTHS, wanted.width)
         where = np.argwhere(same[:, None] & (self.nodes == wanted.nodes))
@@ -146,7 +146,7 @@ class OptionGrid:
         return found if np.isfinite(found.ms_per_token) else None
 
     def option(self, shape: int | np.intp, place: int | np.intp) -> Option:
-        """Of a row and a column."""
+        """Return the option of a row and a column."""
         return Option(
             chain=self.chain,
             shape=DraftShape(
@@ -162,7 +162,7 @@ class OptionGrid:
         )
 
     def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
-        """[O]"""
+        """Return whether each shape [O] is within the limits."""
         allowed = np.ones(len(SHAPE_DEPTHS), dtype=np.bool_)
         if limits.depth is not None:
             allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
@@ -172,14 +172,16 @@ class OptionGrid:
 
     @cached_property
     def menu(self) -> Menu:
-        """The options that may be the best for some cycle: of as many nodes, none is both faster to
-        draft and better than another."""
+        """The options that may be the best for some cycle.
+
+        Of the same number of nodes, none is both faster to draft and better than another.
+        """
         rows, columns = np.nonzero(self.allowed)
         nodes, tokens = self.nodes[rows, columns], self.tokens[rows, columns]
         levels_ms = self.levels_ms[rows, 0]
         order = np.lexsort((-tokens, levels_ms, nodes))
         nodes, tokens, levels_ms = nodes[order], tokens[order], levels_ms[order]
-        # Within a number of nodes, from the cheapest on: only what beats all cheaper ones stays.
+        # Within a number of nodes, from the cheapest on: an option stays if it beats all before.
         ahead = nodes * float(MAX_TREE_TOKENS + 1)
         best_before = np.maximum.accumulate(np.concatenate(([-1.0], (ahead + tokens)[:-1])))
         kept = ahead + tokens > best_before + 1e-3
@@ -188,7 +190,7 @@ class OptionGrid:
         )
 
     def _find_levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
-        """[O, 1] all that comes before the target."""
+        """Return the time [O, 1] of everything before the target's pass."""
         batch, target = workload.requests, self.chain[-1]
         drafting = drafter_ms(snapshot, workload, self.chain, SHAPE_DEPTHS, SHAPE_WIDTHS)
         total = np.zeros(len(SHAPE_NODES))
@@ -202,12 +204,12 @@ class OptionGrid:
         return np.asarray(total)[:, None]
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
-        """[O, G], or [1, G] where it is the same for all shapes."""
+        """Return the time of the target's pass, [O, G], or [1, G] if all shapes have the same."""
         target, requests, batch = self.chain[-1], workload.requests, workload.batch
         if not self._is_open:
             return verification_ms(snapshot, workload, target, batch + requests * self.nodes)
         key = (target, requests, batch, workload.slots)
-        if key not in snapshot.target_ms:  # all chains of a decision ask for it
+        if key not in snapshot.target_ms:  # all chains of a decision share it
             places = batch + (requests * _NODES)[None, :]
             snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
         return snapshot.target_ms[key]
@@ -216,9 +218,11 @@ class OptionGrid:
 def acceptance_rate(
     proposers: Chain, verifier: str, snapshot: PerformanceSnapshot, sampled: Mode = True
 ) -> float:
-    """Of the best draft token whose parent was accepted, on the text of now: as observed of these
-    proposers, blended by evidence with what is known of the last of them, or what the similarity
-    promises."""
+    """Return the acceptance of the best draft token after an accepted parent, on the current text.
+
+    It is the observed one of these proposers, blended by evidence with that of the last of them, or
+    for a single one with the prediction from similarity.
+    """
     seen = snapshot.trees.get((proposers, verifier, sampled))
     if len(proposers) > 1:
         return blended_alpha(seen, acceptance_rate(proposers[-1:], verifier, snapshot, sampled))
@@ -227,10 +231,10 @@ def acceptance_rate(
 
 
 def _offer(chain: Chain, snapshot: PerformanceSnapshot, sampled: Mode) -> tuple[Floats, Floats]:
-    """What the last model of a chain is offered: rank rates [O, RANKS], and nodes [O].
+    """Return what the last model of a chain is offered: rank rates [O, RANKS], and nodes [O].
 
     A drafter's tree has depth x width nodes. An intermediate offers, at width 1, the path that it
-    accepted and its own next token; in wider trees the drafter's nodes in its own judgement.
+    accepted and its own next token; in wider trees the drafter's nodes with its own scores.
     """
     key = (chain, sampled)
     if key not in snapshot.offers:
@@ -255,7 +259,7 @@ def _find_offer(
 def _least_at_least(
     grid: Ints, wanted: int, among: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """The grid's values that stand for one that may lie between them."""
+    """Return which of the grid's values stand for a wanted one that may lie between them."""
     known = grid if among is None else grid[among]
     above = known[known >= wanted]
     return np.asarray(grid == (above.min() if len(above) else known.max()))

@@ -1,8 +1,7 @@
-"""PerformanceProfiler: what the scheduler knows, learned from the cycles as they run.
+"""PerformanceProfiler: the scheduler's measurements, learned from the cycles as they run.
 
-Times of forwards per model and size of the pack (`perf_model`), the engine's own times,
-similarities and acceptances per chain of models (`acceptance`), and how predictions came out.
-Everything ages.
+Times of passes per model and size of the pack (`perf_model`), the engine's own times, similarities
+and acceptances per chain of models (`acceptance`), and outcomes of predictions. Everything ages.
 Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 """
 
@@ -30,11 +29,11 @@ from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_regression import TimeRegression
 from specrouter.request.params import Chain
 
-_EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on exploration has faded
-# Greedy texts repeat themselves as often as quotations say, sampled ones of SmolLM2 and
-# Qwen2.5-Coder more seldom.
+_EXPLORATION_MS = 120_000.0  # time of cycles after which spent exploration has faded
+# Prior factor of a text drafter's probabilities: greedy texts repeat themselves as often as those
+# say, sampled ones of SmolLM2 and Qwen2.5-Coder less often.
 _SAMPLED_QUOTES = 0.6
-_LEARN_EVERY = 3  # cycles, in which times are learned of sizes that are known: it takes time too
+_LEARN_EVERY = 3  # cycles between learning times of known sizes, since learning takes time too
 
 
 @dataclass(kw_only=True)
@@ -71,12 +70,12 @@ class EngineStatistics:
 
 @dataclass(kw_only=True)
 class PerformanceProfiler:
-    """Thread-safe: the engine records, anybody takes snapshots."""
+    """The profiler. Thread-safe: the engine records, any thread takes snapshots."""
 
     parameters: Mapping[str, int]
-    is_learning: bool = True  # else nothing but totals is recorded
+    is_learning: bool = True  # else only totals are recorded
     _cycle: int = 0
-    # The cycle of each model's last forward that taught, or in which it was loaded.
+    # The cycle of each model's last pass that was learned from, or in which it was loaded.
     _used: dict[str, int] = field(default_factory=dict)
     _times: PerfModel = field(default_factory=PerfModel)
     _similarity: dict[Pair, float] = field(default_factory=dict)
@@ -86,21 +85,21 @@ class PerformanceProfiler:
     _model_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _forwards: Counter[str] = field(default_factory=Counter)
     _pack_tokens: Counter[str] = field(default_factory=Counter)
-    _before_ms: float = 0.0  # in forwards and on logits, up to the end of the last cycle
-    # The time of cycles that taught, and what shadow evaluations took of it, older ones faded: what
-    # was not spent is not saved up for long, and what was is forgiven.
+    _before_ms: float = 0.0  # in passes and on logits, up to the end of the last cycle
+    # Time of the cycles that were learned from, and of shadow evaluations in it, older ones faded:
+    # an unspent budget does not last long, nor does an overspent one.
     _learning_ms: float = 0.0
     _explored_ms: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        # What has no weights is never loaded: it counts as used from the start.
+        # A text drafter is never loaded: it counts as used from the start.
         self._used.update((name, 0) for name, size in self.parameters.items() if not size)
 
     def learn_curve(self, model: str, times: TimeRegression, sizes: tuple[int, ...] = ()) -> None:
-        """What a profile at load found, or an earlier process; served forwards move it on.
+        """Take over times of a profile at load, or of an earlier process; passes refine them.
 
-        `sizes`: that the model's forwards are filled up to.
+        `sizes`: sizes that the model's passes are filled up to.
         """
         with self._lock:
             self._times.learn(model, times, sizes)
@@ -109,7 +108,7 @@ class PerformanceProfiler:
     def record_forward(
         self, model: str, tokens: int, attended: float, elapsed_ms: float, times: int = 1
     ) -> None:
-        """`times` forwards of one size that took `elapsed_ms` in the mean.
+        """Record `times` passes of one size that took `elapsed_ms` in the mean.
 
         `attended`: pairs of query and slot, see `TimeCurve`.
         """
@@ -122,7 +121,7 @@ class PerformanceProfiler:
             self._times.record(model, tokens, attended, elapsed_ms)
 
     def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
-        """The engine's own time around forwards; see `PerformanceSnapshot.stages`.
+        """Record the engine's own time around passes; see `PerformanceSnapshot.stages`.
 
         `times`: how often that was done in `elapsed_ms`.
         """
@@ -133,10 +132,10 @@ class PerformanceProfiler:
     def record_cycle(
         self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
     ) -> None:
-        """Ends a cycle that committed so many tokens for so many requests.
+        """End a cycle that committed so many tokens for so many requests.
 
-        `stage`: of `PerformanceSnapshot.stages` that the control plane's time is; None: of none,
-        since the cycle was not like others.
+        `stage`: entry of `PerformanceSnapshot.stages` for the control plane's time; None if the
+        cycle was not typical.
         """
         with self._lock:
             totals = self._totals
@@ -176,15 +175,15 @@ class PerformanceProfiler:
         committed: float,
         sampled: Mode = True,
     ) -> None:
-        """How one cycle of a chain came out: its time, and tokens beyond the target's own.
+        """Record the outcome of one cycle of a chain: its time, and tokens beyond the target's own.
 
-        Apart by the number of requests: what a model of the cycle leaves out differs with it. And
-        by the mode that was predicted, whose acceptances the expected tokens are made of.
-
-        The prediction is the plain one, without what earlier outcomes have corrected.
+        Outcomes are kept apart by the number of requests, since the errors of the cycle's model
+        differ with it, and by the predicted mode, whose acceptances the expected tokens are made
+        from. The prediction is the plain one, without corrections by earlier outcomes.
 
         Raises:
-            ArithmeticError: a number is none; it is not learned, since sums would never lose it.
+            ArithmeticError: a number is not finite; it is not learned, since sums would keep it for
+                ever.
         """
         if not self.is_learning:
             return
@@ -199,7 +198,7 @@ class PerformanceProfiler:
             self._outcomes.record(key, self._cycle, log_error, expected, committed)
 
     def begin_cycle(self) -> None:
-        """Marks the passing of time, in cycles."""
+        """Count a cycle, the unit of time of all ageing."""
         with self._lock:
             self._cycle += self.is_learning
 
@@ -212,7 +211,7 @@ class PerformanceProfiler:
             self._similarity[pair] = known + AVERAGE * (score - known)
 
     def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None:
-        """What the verifier of a chain's trees said of them; see `AcceptanceEstimator.record`."""
+        """Record a verifier's result for a chain's trees; see `AcceptanceEstimator.record`."""
         if not self.is_learning:
             return
         with self._lock:
@@ -220,8 +219,7 @@ class PerformanceProfiler:
             self._keep_numbers(key)
 
     def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
-        """What proposers would have drafted along committed text; see
-        `AcceptanceEstimator.record_choices`."""
+        """Record what proposers would have drafted; see `AcceptanceEstimator.record_choices`."""
         if not self.is_learning:
             return
         with self._lock:
@@ -239,20 +237,22 @@ class PerformanceProfiler:
         return AcceptanceEstimator(quotes, _SAMPLED_QUOTES if quotes and sampled else 1.0)
 
     def _keep_numbers(self, key: TreeKey) -> None:
-        """What trees taught is forgotten where it is no number: an average would keep it."""
+        """Forget an estimator whose numbers are not finite: an average would keep them."""
         if not self._trees[key].is_finite:
             del self._trees[key]
             raise ArithmeticError(f"the acceptances of {key} are no numbers")
 
     def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
-        """[B, n] how likely drafted nodes are to be on the verifier's walk."""
+        """Return the chance [B, n] that drafted nodes are on the verifier's walk."""
         with self._lock:
             estimator = self._trees.get(key)
         return (estimator or _UNTAUGHT).worth(parents, depths, log_probs)
 
     def path_worth(self, key: TreeKey, stated: Sequence[float]) -> list[float]:
-        """How likely the tokens of a path are to be on the verifier's walk, by the probability of
-        each after those before it."""
+        """Return the chances that a path's tokens are on the verifier's walk.
+
+        `stated` are the probabilities of each token after those before it.
+        """
         with self._lock:
             known = self._trees.get(key) or self._untaught(key)
             return known.path_worth(stated)
@@ -262,8 +262,8 @@ class PerformanceProfiler:
             promised = {
                 (*pair, mode): similarity_to_acceptance(score)
                 for pair, score in self._similarity.items()
-                # A drafter without weights cannot be evaluated while it is idle. It is tried again
-                # when what was seen of it has faded: it must promise more then than it once did.
+                # A text drafter cannot be evaluated while it is idle. It has no entry, so that the
+                # higher prior makes it be tried again when its evidence has faded.
                 if self.parameters.get(pair[0], 1)
                 for mode in (False, True)
             }
@@ -289,7 +289,7 @@ class PerformanceProfiler:
             )
 
     def spent_ms(self) -> Mapping[str, float]:
-        """Since the start, in each model's forwards."""
+        """Return the time of each model's passes since the start."""
         with self._lock:
             return dict(self._model_ms)
 

@@ -1,20 +1,20 @@
-"""SpeedupMeter: how much faster requests decode with drafts than without, measured as they run.
+"""SpeedupMeter: the speedup of decoding with drafts over decoding without, measured as it runs.
 
-No text depends on drafts, so a few cycles may run without. Of each block of cycles at about one
+No text depends on drafts, so a few cycles may run without. In each block of cycles at about one
 load, `RUN` in a row, at a random place, are without drafts. Their tokens per second are compared
-with those of the block's other cycles of as many requests. What drafters have to catch up with
-afterwards counts against them. Where drafting turns out to be slower it rests, at first for
-`_REST` blocks, and twice as long each time that it was slower again. A block in which nothing was
-drafted says nothing.
+with those of the block's other cycles of as many requests. The catching up of drafters afterwards
+counts against drafts. If drafting is slower it rests, at first for `_REST` blocks, and twice as
+long each further time. A block without any draft is not counted.
 
 The interval is an asymptotic confidence sequence, of the newest blocks that do not contradict each
-other: it may be looked at after each block. It is a new one where older blocks are left out, so
-that rest, which must not come about by chance within hours, asks for 99% where 95% are told.
+other: it may be looked at after each block. It starts anew when older blocks are left out, so the
+decision to rest, which must not come about by chance within hours, asks for 99% while 95% are
+reported.
 Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and
 asymptotic confidence sequences", 2024, Theorem 2.2.
 
-Contract: told by the engine's thread; `speedups` may be read by any. The random places are the same
-in every process.
+Contract: the engine's thread records; any thread may read `speedups`. The random places are the
+same in every process.
 """
 
 import math
@@ -26,16 +26,16 @@ import numpy as np
 
 from specrouter.profile.snapshot import load_of
 
-RUN = 8  # cycles without drafts,
-BLOCK = 100 * RUN  # of so many;
-# of fewer while drafting looks slower: cycles without drafts are expected to gain then.
+RUN = 8  # cycles without drafts
+BLOCK = 100 * RUN  # cycles of a block
+# Shorter blocks while drafting looks slower: then cycles without drafts are expected to be faster.
 _DOUBTED_BLOCK = 20 * RUN
-_LEAST = 6  # blocks that an interval is made of,
-_MOST = 64  # and the newest that it is made of at most
-_DOUBTED = 2  # blocks from which on it may look slower
-_RECENT = (6, 12, 24)  # blocks that older ones may contradict
-_ERROR = 0.05  # of intervals that do not hold the truth at some time,
-_REST_ERROR = 0.01  # and of those by which drafting rests
+_LEAST = 6  # blocks that an interval needs
+_MOST = 64  # the most blocks of an interval, the newest ones
+_DOUBTED = 2  # blocks after which drafting may look slower
+_RECENT = (6, 12, 24)  # newest blocks that are compared with all older ones
+_ERROR = 0.05  # share of intervals that miss the truth at some time
+_REST_ERROR = 0.01  # the same for the decision to rest
 _TIGHTEST = 20  # blocks at which the interval is as narrow as it can be
 _REST, _LONGEST_REST = 32, 512  # blocks
 
@@ -45,7 +45,7 @@ class Speedup:
     """Tokens per second with drafts over those without, at one load.
 
     Attributes:
-        low, high: of the interval that holds the true ratio in 19 of 20 measurements.
+        low, high: bounds of an interval that holds the true ratio in 19 of 20 measurements.
         is_resting: drafting was found to be slower, and rests.
     """
 
@@ -59,7 +59,7 @@ class Speedup:
 
 
 def told(speedups: Mapping[int, Speedup]) -> str:
-    """`1.37x (1.34 to 1.40) at 1 request, off at 9 to 16 (0.93x (0.90 to 0.96))`."""
+    """Format the speedups, e.g. `1.37x (1.34 to 1.40) at 1 request, off at 9 to 16 (...)`."""
     return ", ".join(
         f"off at {requests_of(load)} ({one})" if one.is_resting else f"{one} at {requests_of(load)}"
         for load, one in sorted(speedups.items())
@@ -67,15 +67,17 @@ def told(speedups: Mapping[int, Speedup]) -> str:
 
 
 def requests_of(load: int) -> str:
-    """The numbers of requests that a load stands for; see `load_of`."""
+    """Format the numbers of requests of a load; see `load_of`."""
     least = load // 2 + 1
     numbers = str(load) if least >= load else f"{least} to {load}"
     return f"{numbers} request{'' if load == 1 else 's'}"
 
 
 class SpeedupMeter:
-    """Attributes:
-    speedups: by load, where there are enough blocks, the last ones.
+    """The meter of all loads.
+
+    Attributes:
+        speedups: last measured speedups by load, where there are enough blocks.
     """
 
     def __init__(self) -> None:
@@ -83,21 +85,22 @@ class SpeedupMeter:
         self._loads: dict[int, _Load] = {}
 
     def drafts(self, requests: int) -> bool:
-        """Whether so many requests may draft in the next cycle."""
+        """Return whether so many requests may draft in the next cycle."""
         return self._load(requests).drafts
 
     def resting(self, requests: int) -> Speedup | None:
-        """Why drafting rests in a cycle at this load, of which each one is asked for; None: it does
-        not."""
+        """Return the speedup because of which drafting rests at this load; None: it does not.
+
+        It must be called once in each cycle.
+        """
         return self._load(requests).resting()
 
     def record(
         self, requests: int, drafts: bool, drafted: bool, tokens: float, elapsed_ms: float
     ) -> None:
-        """A cycle in which so many requests decoded, and nothing else was done.
+        """Record a cycle in which so many requests decoded, and nothing else was done.
 
-        Args:
-            drafts: what `drafts` said; `drafted`: anything was.
+        `drafts` is the answer of that method; `drafted` is true if there was any draft.
         """
         load = self._load(requests)
         before = load.speedup
@@ -124,7 +127,7 @@ class _Cycles:
 
 @dataclass(kw_only=True)
 class _Block:
-    """Cycles by the number of requests. From `start` on `RUN` of `size` are without drafts."""
+    """Cycles by the number of requests. From `start` on, `RUN` of `size` are without drafts."""
 
     size: int
     start: int
@@ -134,8 +137,11 @@ class _Block:
     alone: dict[int, _Cycles] = field(default_factory=dict)
 
     def sums(self) -> tuple[float, float, float, float] | None:
-        """Tokens and milliseconds with drafts and without, of as many cycles of as many requests;
-        None: there are no such cycles, or nothing was drafted in them."""
+        """Return tokens and milliseconds with drafts and without, for equal numbers of cycles.
+
+        The cycles have equal numbers of requests. None: there are no such cycles, or nothing was
+        drafted.
+        """
         if not self.has_drafts:
             return None
         both = [(self.drafted[n], one) for n, one in self.alone.items() if n in self.drafted]
@@ -151,7 +157,7 @@ class _Block:
 
 
 class _Load:
-    """Attributes: `speedup`: the last."""
+    """The meter of one load; `speedup` is the last one."""
 
     def __init__(self, places: random.Random) -> None:
         self.speedup: Speedup | None = None
@@ -224,12 +230,12 @@ def _contradict(one: tuple[float, float], other: tuple[float, float]) -> bool:
 def _interval(
     blocks: Sequence[tuple[float, float, float, float]], error: float = _ERROR
 ) -> tuple[float, float]:
-    """The logarithm of the ratio, and half of its interval's width."""
+    """Return the logarithm of the ratio, and half of its interval's width."""
     count, found = len(blocks), np.array(blocks)
     sums = found.sum(axis=0)
-    # What each block adds to the logarithm of the ratio of sums, to first order.
+    # The contribution of each block to the logarithm of the ratio of sums, to first order.
     errors = count * (found / sums) @ np.array([1.0, -1.0, -1.0, 1.0])
-    # Of so few blocks the spread is itself uncertain: that of Student's t with count - 1.
+    # With few blocks the spread is itself uncertain: use that of Student's t with count - 1.
     spread = float(np.std(errors, ddof=1)) * math.sqrt((count - 1) / (count - 3))
     logs = -2.0 * math.log(error)
     rho2 = (logs + math.log(logs + 1.0)) / _TIGHTEST

@@ -1,8 +1,7 @@
-"""Staircase: T(n) where forwards are filled up to fixed sizes, as CUDA graphs are.
+"""Staircase: T(n) where passes are filled up to fixed sizes, as CUDA graphs are.
 
-Contract: a forward over n tokens takes the time of the smallest size that holds n. So more tokens
-up to that size cost nothing, and budgets end there. Beyond the largest size forwards run as they
-are.
+Contract: a pass over n tokens takes the time of the smallest size that holds n. So more tokens up
+to that size cost nothing, and budgets end there. Beyond the largest size passes are not filled up.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +16,7 @@ from specrouter.profile.time_curve import Floats, TimeCurve
 
 @dataclass(frozen=True)
 class Staircase:
-    """Implements `ForwardTimes`. `sizes`: tokens, rising, at least one; `curve`: of their times."""
+    """`ForwardTimes` by `sizes`, ascending and at least one, and the `curve` of their times."""
 
     curve: TimeCurve
     sizes: tuple[int, ...]
@@ -56,6 +55,6 @@ class Staircase:
 
 
 def filled_size(tokens: float, sizes: tuple[int, ...]) -> float:
-    """The smallest size that holds so many tokens; they themselves where none does."""
+    """Return the smallest size that holds so many tokens, or their number if none does."""
     place = bisect_left(sizes, tokens)
     return float(sizes[place]) if place < len(sizes) else tokens

@@ -1,4 +1,4 @@
-"""TimeCurve: T(n), how long a forward over n packed tokens takes; what decisions read.
+"""TimeCurve: T(n), the time of a pass over n packed tokens, as decisions use it.
 
 Not here: how a curve is learned (`time_regression`), and how slow the machine is (`perf_model`).
 """
@@ -18,7 +18,7 @@ PAIRS = 1e-6  # slopes are per million pairs of query and slot
 
 
 class ForwardTimes(Protocol):
-    """What decisions ask of one model's times, whatever their form; see `TimeCurve`."""
+    """The interface of one model's times for decisions; see `TimeCurve`."""
 
     def at(self, tokens: float, attended: float = 0.0) -> float: ...
 
@@ -27,17 +27,17 @@ class ForwardTimes(Protocol):
     def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float: ...
 
     def filled(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """What forwards over so many tokens are filled up to: what takes no longer."""
+        """Return the sizes that passes over so many tokens are filled up to, at no extra time."""
 
     def scaled(self, factor: float) -> "ForwardTimes": ...
 
 
 @dataclass(frozen=True)
 class TimeCurve:
-    """T(n, a) = base(n) + slope * a; neither more tokens nor more attention take less time.
+    """T(n, a) = base(n) + slope * a; more tokens or more attention never take less time.
 
-    `points`: (tokens, ms), tokens rising and ms not falling, at least one. The base is linear
-    between them, constant below the first, and goes on beyond the last as between the last two.
+    `points`: (tokens, ms), tokens ascending and ms not falling, at least one. The base is linear
+    between them, constant below the first, and extrapolated beyond the last from the last two.
     `attended`, a: pairs of query and slot that attention computes, padding included, summed over
     the groups of rows: rows * queries * slots.
     """
@@ -59,7 +59,7 @@ class TimeCurve:
         object.__setattr__(self, "_slopes", (*slopes, slopes[-1] if slopes else 0.0))
 
     def at(self, tokens: float, attended: float = 0.0) -> float:
-        """Milliseconds of a forward over `tokens`."""
+        """Return the milliseconds of a pass over `tokens`."""
         place = bisect_right(self._tokens, tokens) - 1
         if place < 0:
             base = self._ms[0]
@@ -69,12 +69,10 @@ class TimeCurve:
         return base + self.slope_ms_per_million * PAIRS * attended
 
     def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float:
-        """The most tokens, a whole number, whose forward takes at most `ms`.
+        """Return the most tokens, a whole number, whose pass takes at most `ms`.
 
-        Infinite where the curve never rises so far, 0 where no forward is so fast.
-
-        Args:
-            attended: pairs, whatever the number of tokens; `slots`: more of them for each token.
+        Infinite if the curve never rises so far, 0 if no pass is so fast. `attended` pairs do not
+        depend on the number of tokens; each token adds `slots` more.
         """
         each = self.slope_ms_per_million * PAIRS * slots
         left_ms = ms - self.slope_ms_per_million * PAIRS * attended
@@ -90,13 +88,13 @@ class TimeCurve:
         if math.isinf(most):
             return math.inf
         tokens = math.floor(most)
-        # Rounding may have led one astray.
+        # Correct rounding errors of one token.
         fits = self.at(tokens + 1) + each * (tokens + 1) <= left_ms
         over = self.at(tokens) + each * tokens > left_ms
         return float(max(0, tokens + fits - over))
 
     def many(self, tokens: NDArray[Any], attended: NDArray[Any] | float = 0.0) -> Floats:
-        """`at`, for arrays of one shape; milliseconds in that shape."""
+        """Return `at` for arrays of one shape, in milliseconds."""
         known, ms, slopes = self._arrays
         place = np.maximum(np.searchsorted(known, tokens, side="right") - 1, 0)
         base = ms[place] + slopes[place] * np.maximum(tokens - known[place], 0.0)
@@ -112,6 +110,6 @@ class TimeCurve:
         return np.array(self._tokens), np.array(self._ms), np.array(self._slopes)
 
     def scaled(self, factor: float) -> "TimeCurve":
-        """The curve of something that takes `factor` times as long."""
+        """Return the curve with `factor` times the time."""
         points = tuple((tokens, ms * factor) for tokens, ms in self.points)
         return TimeCurve(points, self.slope_ms_per_million * factor)

@@ -1,17 +1,18 @@
-"""TimeRegression: one model's times, from the load-time profile and the forwards that it serves.
+"""TimeRegression: one model's times, from the load-time profile and the passes that it serves.
 
     T(n, a) = base(n) + slope * a
 
 The base at the sizes of a fixed grid (knots, linear in between) and the slope are the state of a
-Kalman filter: a recursive least-squares regression that forgets. A forward moves the knots around
-its size, the slope, and, by their prior correlation, neighbouring knots that are not visited.
+Kalman filter: a recursive least-squares regression that forgets. A pass moves the knots around its
+size, the slope, and, by their prior correlation, neighbouring knots that are not visited.
 Forgetting lets the uncertainty grow back to the prior's, so that a lasting change is followed. The
-curve is made of the knots that a profile or a forward has told of.
+curve consists of the knots that a profile or a pass has observed.
 
 Robust: an observation counts at most as two standard deviations, and as one where it is slower than
-expected, so a single outlier moves what is well known by a percent. The first forwards of a size,
-during which kernels are compiled, count only where they are faster than expected, and what is known
-of nothing begins with the fastest of a size: what once looked slow would never be tried again.
+expected, so a single outlier moves a well-known time by a percent. The first passes of a size,
+during which kernels are compiled, count only if they are faster than expected, and a model without
+observations starts with the fastest pass of a size: otherwise a size that once looked slow would
+never be tried again.
 
 Pure: no clock, no tensors. Not thread-safe: the owner locks.
 """
@@ -32,19 +33,19 @@ FORMAT = 2  # of `TimeRegression.to_json`
 # Tokens of the knots: 1, 2, 3, 4, 6, 8, 12, ... 4096.
 _SIZES = np.sort(np.append(2 ** np.arange(13), 3 * 2 ** np.arange(11)))
 
-_NOISE = 0.1  # standard deviation of a time, as a share of it; of a profile's, of the spread
-_SPREAD = 0.5  # the same, of a knot of which nothing is known,
-_SLOPE_SPREAD = 5.0  # and of the slope, times the fastest forward
-_FORGETTING = 2e-4  # share of that variance that comes back with every forward
-_OCTAVE = 0.9  # correlation of two knots, one of twice the other's size
-_CLIP = 2.0  # standard deviations that an observation counts as, at most
-_COLD = 2  # first forwards of a size
-_LEAST = 0.1  # share of a time that one update leaves, and of a profiled one that is no attention
+_NOISE = 0.1  # standard deviation of a time, as a share of it; for a profiled one, of the prior's
+_SPREAD = 0.5  # the same, for a knot without observations,
+_SLOPE_SPREAD = 5.0  # and for the slope, as a multiple of the fastest pass
+_FORGETTING = 2e-4  # share of that variance that comes back with every pass
+_OCTAVE = 0.9  # correlation of two knots, one twice the size of the other
+_CLIP = 2.0  # bound of an observation, in standard deviations
+_COLD = 2  # number of first passes of a size that may include compilation
+_LEAST = 0.1  # least share of a time after an update, and of a profiled one without attention
 
 
 @dataclass(frozen=True)
 class TimeSample:
-    """A forward over `tokens` that attended to `attended` pairs took `ms`."""
+    """A pass over `tokens` that attended to `attended` pairs took `ms`."""
 
     tokens: int
     attended: float
@@ -53,27 +54,30 @@ class TimeSample:
 
 @cache
 def bucket_of(tokens: int) -> int:
-    """The nearest, in proportion, of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., 4096"""
+    """Return the nearest, in proportion, of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., 4096."""
     return int(_SIZES[np.argmin(np.abs(np.log(_SIZES / max(1, tokens))))])
 
 
 class TimeRegression:
-    """See the module. Its last state is the slope, in ms per million pairs."""
+    """The times of one model; the last entry of the state is the slope, in ms per million pairs."""
 
     _state: Floats  # [K + 1]
     _cov: Floats
-    _prior: Floats  # covariance of a model of which nothing is known
+    _prior: Floats  # covariance of a model without observations
 
     def __init__(self) -> None:
         self._told = np.zeros(len(_SIZES), dtype=np.bool_)
         self._state = self._cov = self._prior = np.zeros(0)
-        self._seen: Counter[int] = Counter()  # forwards, by bucket
-        self._fastest: dict[int, float] = {}  # of each bucket, before any was told of
+        self._seen: Counter[int] = Counter()  # passes, by bucket
+        self._fastest: dict[int, float] = {}  # of each bucket, before the first pass that counts
         self._curve: TimeCurve | None = None
 
     @classmethod
     def profiled(cls, samples: Iterable[TimeSample]) -> "TimeRegression":
-        """From undisturbed times; those of one size at two contexts tell attention's slope."""
+        """Return the regression from undisturbed times.
+
+        The attention's slope comes from times of one size at two contexts.
+        """
         samples = sorted(samples, key=lambda sample: (-sample.tokens, sample.attended))
         slope = _profiled_slope(samples)
         base: dict[int, float] = {}
@@ -86,7 +90,7 @@ class TimeRegression:
 
     @classmethod
     def _of(cls, points: Iterable[tuple[float, float]], slope: float) -> "TimeRegression":
-        """Of sizes between those that were timed so much is known as the prior lets them tell."""
+        """Return the regression from a curve; knots between its sizes are less certain."""
         found, known = cls(), tuple(points)
         if known:
             curve = TimeCurve(known, slope)
@@ -99,7 +103,7 @@ class TimeRegression:
         return found
 
     def _begin(self, base: Floats, slope: float) -> None:
-        """Of these times nothing is certain."""
+        """Start from these times, with the prior's uncertainty."""
         self._state, ms = np.append(base, slope), base
         octaves = np.log2(_SIZES)
         alike = _OCTAVE ** np.abs(octaves[:, None] - octaves)
@@ -109,25 +113,27 @@ class TimeRegression:
         self._cov = self._prior.copy()
 
     def expected_ms(self, tokens: float, attended: float) -> float | None:
-        """None before the first forward that counts."""
+        """Return the expected time of a pass; None before the first one that counts."""
         return self._expected_ms(_row(tokens, attended)) if self._told.any() else None
 
     def _expected_ms(self, row: Floats) -> float:
         return max(float(row @ self._state), _LEAST * float(self._state[0]))
 
     def knows(self, tokens: int) -> bool:
-        """Forwards of this size were seen before, or profiled: a slow one says something of the
-        machine, and not of the curve."""
+        """Return whether passes of this size are known, from before or from a profile.
+
+        Then a slow one is attributed to the machine, and not to the curve.
+        """
         if not self._told.any() or 0 < self._seen[bucket_of(tokens)] < _COLD:
             return False
         row = _row(tokens, 0.0)
         return math.sqrt(row @ self._cov @ row) <= _CLIP * _NOISE * float(row @ self._state)
 
     def record(self, tokens: int, attended: float, ms: float) -> None:
-        """Learns from a forward. A time that is no positive number is ignored.
+        """Learn from a pass. A time that is not positive and finite is ignored.
 
         Raises:
-            ArithmeticError: what would be learned is not finite; nothing is.
+            ArithmeticError: the result would not be finite; nothing is learned.
         """
         if not 0.0 < ms < math.inf:
             return
@@ -156,8 +162,11 @@ class TimeRegression:
         self._curve = None
 
     def curve(self) -> TimeCurve | None:
-        """None before the first forward that counts. Raises `ArithmeticError` where it would hold
-        what is not finite."""
+        """Return the curve; None before the first pass that counts.
+
+        Raises:
+            ArithmeticError: the curve would not be finite.
+        """
         if self._curve is None and self._told.any():
             told = np.flatnonzero(self._told)
             weights = 1.0 / np.diag(self._cov)[told]
@@ -176,7 +185,11 @@ class TimeRegression:
 
     @classmethod
     def from_json(cls, data: Any) -> "TimeRegression":
-        """As after a profile. Raises `ValueError` for what `to_json` did not write."""
+        """Return the regression as after a profile.
+
+        Raises:
+            ValueError: `to_json` did not write this.
+        """
         try:
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']!r}, not {FORMAT}")
@@ -190,10 +203,10 @@ class TimeRegression:
         return cls._of(points, slope)
 
     def scale(self, factor: float) -> None:
-        """All that was learned, as of something that takes `factor` times as long.
+        """Multiply all learned times by a factor.
 
         Raises:
-            ArithmeticError: that is no positive number; nothing changes.
+            ArithmeticError: it is not positive and finite; nothing changes.
         """
         if not 0.0 < factor < math.inf:
             raise ArithmeticError(f"times {factor}")
@@ -207,7 +220,7 @@ class TimeRegression:
         variance = float(row @ spread) + (_NOISE * expected) ** 2
         most = _CLIP * math.sqrt(variance)
         gain = spread / variance
-        # Noise only slows: what is slower than expected counts for less.
+        # Noise only adds time, so an observation slower than expected counts less.
         found = self._state + gain * min(max(ms - expected, -most), most / 2.0)
         self._state = np.maximum(found, _LEAST * self._state)
         self._cov = self._cov - gain[:, None] * spread
@@ -215,7 +228,7 @@ class TimeRegression:
 
 
 def _row(tokens: float, attended: float) -> Floats:
-    """[K + 1] how the state makes up a time: interpolated, or beyond the last knot extrapolated."""
+    """Return the weights [K + 1] of the state in a time: interpolated or extrapolated."""
     row = np.zeros(len(_SIZES) + 1)
     row[-1] = attended * PAIRS
     high = min(max(int(np.searchsorted(_SIZES, tokens)), 1), len(_SIZES) - 1)
@@ -237,7 +250,7 @@ def _size(value: Any) -> float:
 
 
 def _profiled_slope(samples: Iterable[TimeSample]) -> float:
-    """ms per million pairs, by least squares within the sizes timed at several contexts."""
+    """Return ms per million pairs, by least squares within the sizes timed at several contexts."""
     sizes: dict[int, list[TimeSample]] = {}
     for sample in samples:
         sizes.setdefault(sample.tokens, []).append(sample)
@@ -251,7 +264,10 @@ def _profiled_slope(samples: Iterable[TimeSample]) -> float:
 
 
 def isotonic(values: list[float], weights: list[float]) -> list[float]:
-    """The nearest sequence that does not fall, by weighted squares (pool adjacent violators)."""
+    """Return the nearest sequence that does not fall, by weighted squares.
+
+    Method: pool adjacent violators.
+    """
     pools: list[tuple[float, float, int]] = []  # mean, weight, length
     for value, weight in zip(values, weights, strict=True):
         length = 1

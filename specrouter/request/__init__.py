@@ -1,1 +1,1 @@
-"""Requests: what callers ask, what a running request is, and what it brings."""
+"""Requests: their parameters, their state while they run, and their outputs."""

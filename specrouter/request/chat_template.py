@@ -1,8 +1,8 @@
-"""ChatTemplate: a conversation as the tokens that the model continues.
+"""ChatTemplate: the conversion of a conversation to prompt tokens.
 
-Contract: the configured template, else the tokenizer's own, else `DEFAULT_TEMPLATE`. What a
-template refuses is the request's fault. A template's text holds the special tokens that it wants,
-so none are added to it; `DEFAULT_TEMPLATE` holds none, so they are.
+Contract: the configured template, else the tokenizer's own, else `DEFAULT_TEMPLATE`. If a template
+refuses a conversation, the request is at fault. A template's text contains the special tokens that
+it needs, so none are added to it; `DEFAULT_TEMPLATE` contains none, so they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specrouter.request.conversation import Conversation
 from specrouter.request.literal_text import LiteralText
 from specrouter.request.params import RequestError
 
-# For models that know no chat: what a transcript looks like in plain text.
+# For models without a chat format: a transcript in plain text.
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
@@ -33,15 +33,20 @@ DEFAULT_TEMPLATE = (
 )
 _SETTING = "server.chat_template"
 _render: Any = render_jinja_template  # its annotation is wrong
-# Not the client's to set: what this module hands over itself, and what would not be a variable.
+# Names that a client must not set: arguments of this module, and names that are no variables.
 _RESERVED = {"messages", "self", "tokenize", *inspect.signature(_render).parameters} - {"kwargs"}
 
 
 class ChatTemplate:
-    """Raises `ConfigError` for a file that cannot be read, or is no template.
+    """The template of the served model.
 
     Args:
+        tokenizer: the target's tokenizer.
+        file: the configured template; None: the tokenizer's own, or the default.
         literal_user_text: contents of `user` and `tool` hold no special tokens: see `LiteralText`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no template.
     """
 
     def __init__(
@@ -54,16 +59,16 @@ class ChatTemplate:
         self._literal = LiteralText(tokenizer) if literal_user_text else None
         own = tokenizer.chat_template
         self._adds_special_tokens = file is None and own is None
-        # None is the tokenizer's.
+        # None means the tokenizer's.
         self._template = DEFAULT_TEMPLATE if self._adds_special_tokens else None
         if file is not None:
             self._template = _read(file)
             self._try_out()
-        self.source = str(self._template or own)  # of several, by name, all together
+        self.source = str(self._template or own)  # several templates by name as one text
         self._knows_developers = "developer" in self.source
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Of a conversation's messages alone. Raises `RequestError`, which names what of them."""
+        """Return the prompt of messages alone. Raises `RequestError`, which names the fault."""
         return self.token_ids(_conversation(messages), False, lambda text: None)
 
     def token_ids(
@@ -72,10 +77,15 @@ class ChatTemplate:
         with_tools: bool,
         check: Callable[[str], None],
     ) -> list[int]:
-        """Raises `RequestError`, naming a message or another field of the conversation.
+        """Return the prompt of a conversation.
 
         Args:
-            check: raises it for a text that is not to be tokenized, since it is too long.
+            conversation: the messages, and variables of the template.
+            with_tools: whether the template gets the tools.
+            check: raises `RequestError` for a text that is too long to be tokenized.
+
+        Raises:
+            RequestError: names a message or another field of the conversation.
         """
         goes_on = bool(conversation.continue_final_message)
         answers = conversation.add_generation_prompt
@@ -100,14 +110,14 @@ class ChatTemplate:
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _reads(self, name: str) -> bool:
-        """Whether the word stands in it, which is as much as can be seen from without."""
+        """Return whether the word occurs in the template, which approximates whether it is read."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def _text(self, conversation: Conversation, variables: dict[str, Any]) -> str:
-        """In the first form that the template takes.
+        """Return the text in the first form that the template accepts.
 
-        Most templates have the arguments of a call as an object, and ask whether there is a
-        content. Others (DeepSeek's) put text before and after the arguments, or ask whether the
+        Most templates expect the arguments of a call as an object, and test whether there is a
+        content. Others (DeepSeek's) put text before and after the arguments, or test whether the
         content is none.
         """
         forms = list(itertools.product((False, True), repeat=2))
@@ -118,12 +128,12 @@ class ChatTemplate:
             turns = conversation.turns(null_contents, text_arguments)
             for turn in turns:
                 if turn["role"] == "developer" and not self._knows_developers:
-                    turn["role"] = "system"  # its name before
+                    turn["role"] = "system"  # the earlier name of the role
                 if self._literal is not None and turn["role"] in ("user", "tool"):
                     turn["content"] = self._literal.taken_out(turn["content"])
                 reasons = turn.get("reasoning_content") or turn.get("reasoning")
-                if reasons:  # newer transformers fill in these names, too, which templates know
-                    takes_one = turn.get("tool_calls") and turn.get("content")  # gpt-oss's
+                if reasons:  # newer transformers set these names too, which templates read
+                    takes_one = turn.get("tool_calls") and turn.get("content")  # gpt-oss
                     turn |= {"reasoning_content": reasons, "thinking": "" if takes_one else reasons}
             try:
                 return self._rendered(turns, variables)
@@ -133,7 +143,7 @@ class ChatTemplate:
         raise failure
 
     def _rendered(self, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-        # Not by `apply_chat_template`, which leaves out what is None.
+        # Not by `apply_chat_template`, which leaves out variables that are None.
         try:
             template = self._tokenizer.get_chat_template(self._template, variables.get("tools"))
             known = {**self._tokenizer.special_tokens_map, **variables}
@@ -163,7 +173,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:
 
 
 def _variables(conversation: Conversation) -> dict[str, Any]:
-    """The client's own. Templates ask whether there is one: none is None."""
+    """Return the client's own variables. Templates test for their presence: None is left out."""
     given = conversation.chat_template_kwargs or {}
     for name in given:
         if name in _RESERVED:

@@ -1,4 +1,4 @@
-"""Conversation: the messages of a chat, and what templates read of them."""
+"""Conversation: the messages of a chat, and the form in which templates read them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from specrouter.request.params import RequestError
 MAX_MESSAGES = 16_384
 MAX_PARTS = 4096  # of a message's content
 
-# Of messages, their parts and calls, and tools: what cannot change an answer. Clients send it for
-# other servers, or send back what they made of an answer.
+# Fields of messages, parts, calls and tools that cannot change an answer. Clients send them for
+# other servers, or as part of an earlier answer.
 IGNORED = frozenset((
     "annotations", "cache_control", "copilot_cache_control", "id", "index", "parsed",
     "parsed_arguments", "provider_specific_fields",
 ))  # fmt: skip
-_REASONING = {"reasoning_content", "reasoning"}  # of earlier answers: most templates leave it out
+_REASONING = {"reasoning_content", "reasoning"}  # of earlier answers; most templates leave it out
 _TOOL, _CALL = {"type", "function"}, {"id", "type", "function"}
-# Forced calls are always strict; `return` is what transformers makes of a Python function.
+# Forced calls are always strict; transformers adds `return` for a Python function.
 _FUNCTION = {"name", "description", "parameters", "strict", "return"}
 _CALLED = {"name", "arguments"}
 
 
 class ContentPart(KeptFields):
-    """A part of another type than text is refused, by its place."""
+    """A part of a message's content; one of another type than text is refused, by its place."""
 
     type: Text
     """`text`, or `refusal` as answers have had it."""
@@ -47,7 +47,7 @@ class ContentPart(KeptFields):
 
 
 class Message(KeptFields):
-    """Unknown fields are handed to the template, where it reads them."""
+    """A message of a chat. Unknown fields are passed to the template, if it reads them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who says it."""
@@ -64,7 +64,7 @@ class Message(KeptFields):
 
 
 class Conversation(Fields):
-    """What a chat's prompt is made of."""
+    """The messages of a chat, and the variables of its template."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, which the chat template turns into a prompt."""
@@ -85,10 +85,10 @@ class Conversation(Fields):
     chat_template: Refused = refused("is the service's (server.chat_template)")
 
     def check_keys(self, is_read: Callable[[str], bool]) -> None:
-        """Raises `RequestError` for one that is dropped: unknown here, and not of `IGNORED`.
+        """Raise `RequestError` for a key that is unknown here, not read, and not in `IGNORED`.
 
         Args:
-            is_read: whether the template reads what is called so.
+            is_read: returns whether the template reads a name.
         """
         for place, given, known in self._objects(with_functions=not is_read("tojson")):
             for key, value in given.items():
@@ -98,12 +98,12 @@ class Conversation(Fields):
     def _objects(
         self, with_functions: bool
     ) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
-        """What a client may have filled with keys of its own: place, keys, those that are known.
+        """Yield the objects that may hold a client's own keys: place, keys, and the known ones.
 
-        `with_functions`: with tools and calls, of which `tojson` in a template reads all keys.
+        `with_functions`: include tools and calls, of which `tojson` in a template reads all keys.
         """
         yield "", {"documents": self.documents}, ()
-        variables = self.chat_template_kwargs or {}  # where false says something
+        variables = self.chat_template_kwargs or {}  # where false has a meaning
         yield (
             "chat_template_kwargs.",
             {name: one is not None for name, one in variables.items()},
@@ -119,15 +119,15 @@ class Conversation(Fields):
     def turns(
         self, null_contents: bool = False, text_arguments: bool = False
     ) -> list[dict[str, Any]]:
-        """The messages as templates read them: contents are texts, arguments of calls objects.
+        """Return the messages as templates read them: contents are texts, arguments objects.
 
         Args:
-            null_contents: beside calls; else a content that is null is left out.
-            text_arguments: as JSON text, the client's own where it sent some.
+            null_contents: keep a null content beside calls, instead of leaving it out.
+            text_arguments: give arguments as JSON text, the client's own if it sent some.
 
         Raises:
             RequestError: names the message, and the part of it; or a template, which is a program
-                and not taken from clients.
+                and not accepted from clients.
         """
         check_refused(self)
         return [
@@ -160,7 +160,7 @@ def _turn(
     elif message.content is None:
         if message.role != "assistant" or message.model_fields_set == {"role"}:
             raise RequestError(f"{place}.content", "is missing")
-        if not message.tool_calls:  # as answers have it whose limit ended the thinking
+        if not message.tool_calls:  # an answer whose limit was reached during thinking
             turn["content"] = ""
         elif null_contents:
             turn["content"] = None
@@ -173,7 +173,7 @@ def _turn(
             _call(f"{place}.tool_calls[{at}]", call, text_arguments)
             for at, call in enumerate(message.tool_calls)
         ]
-    else:  # templates ask whether there is such a field, not whether it holds a call
+    else:  # templates test for the field, not for a call in it
         turn.pop("tool_calls", None)
     return turn
 
@@ -191,8 +191,10 @@ def part_text(place: str, part: ContentPart) -> str:
 
 
 def _call(place: str, call: dict[str, Any], as_text: bool) -> dict[str, Any]:
-    """OpenAI has a call's arguments as JSON text, most templates as an object. Of a call without
-    any, clients send no text."""
+    """Return a call with its arguments as an object, or as text for templates that need JSON text.
+
+    OpenAI has JSON text. For a call without arguments, clients send no text.
+    """
     if call.get("type") not in (None, "function"):
         raise RequestError(f"{place}.type", 'must be "function"')
     function = call.get("function")

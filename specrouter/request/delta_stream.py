@@ -1,7 +1,7 @@
-"""DeltaStream: what several samples say, on its way from any threads to a coroutine.
+"""DeltaStream: the deltas of several samples, passed from any threads to a coroutine.
 
-Contract: deltas come in the order in which they were told, each with the number of its prompt.
-Closing a stream cancels what of it still runs, and also what is only begun afterwards.
+Contract: deltas come in the order in which they were posted, each with the number of its prompt.
+Closing a stream cancels its samples that still run, and those that only begin afterwards.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ class Running(Protocol):
 
 
 class LoopMailbox:
-    """Hands what any thread tells over to coroutines of one event loop, in that order.
+    """A queue from any thread to the coroutines of one event loop, in order.
 
-    Waking a loop costs a system call, in which the engine may lose the interpreter to the loop that
-    it wakes: the deltas of a cycle wake it about once, and not once for each.
+    Waking a loop costs a system call, during which the engine may lose the interpreter to that
+    loop: the deltas of a cycle wake it about once, and not once for each.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)  # mailboxes are kept by loop, for as long as there is one
+        self._loop = weakref.ref(loop)  # weak: it must not keep the key of its entry alive
         self._waiting: deque[Delivery] = deque()
         self._is_woken = False
 
     def post(self, delivery: Delivery) -> None:
-        """Raises `RuntimeError` where the loop is closed."""
+        """Queue a delivery. Raises `RuntimeError` if the loop is closed."""
         self._waiting.append(delivery)
         if self._is_woken:
             return
@@ -48,14 +48,16 @@ class LoopMailbox:
             raise
 
     def _deliver(self) -> None:
-        self._is_woken = False  # before the last look: what is posted behind it wakes anew
+        self._is_woken = False  # before the queue is read: later posts must wake the loop again
         while self._waiting:
             self._waiting.popleft()()
 
 
 class DeltaStream:
-    """Iterate over pairs `(number, delta)`, and close it. `begin` and `tell` may be called from any
-    thread, the rest from the loop of the mailbox."""
+    """An asynchronous iterator over pairs `(number, delta)`, which must be closed.
+
+    `begin` and `tell` may be called from any thread, the rest from the loop of the mailbox.
+    """
 
     def __init__(self, mailbox: LoopMailbox) -> None:
         self._mailbox = mailbox
@@ -65,7 +67,7 @@ class DeltaStream:
         self._is_closed = False
 
     def begin(self, running: Sequence[Running]) -> None:
-        """These tell it one last delta each."""
+        """Set the samples, each of which will post one last delta."""
         self._running, self._left = running, len(running)
         if self._is_closed:
             self._cancel()
@@ -84,7 +86,7 @@ class DeltaStream:
         return number, delta
 
     async def together(self) -> AsyncGenerator[tuple[Delta, ...]]:
-        """All that have come each time."""
+        """Yield all deltas that have come, each time."""
         async for _, first in self:
             found = [first]
             while not self._deltas.empty():
@@ -101,13 +103,13 @@ class DeltaStream:
 
 
 class DeltaStreams:
-    """Streams of a loop share its mailbox."""
+    """A factory of streams, in which the streams of a loop share its mailbox."""
 
     def __init__(self) -> None:
         self._mailboxes = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]()
 
     def open(self) -> DeltaStream:
-        """For the loop that runs here."""
+        """Return a stream for the running loop."""
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:

@@ -1,7 +1,7 @@
-"""Token ids to text, as they come: never a broken character, never part of a stop text.
+"""Incremental detokenization: no partial character, and no part of a stop text, is returned.
 
-Contract: what was returned is the beginning of what all ids together decode to, except where bytes
-that are no characters stand: some tokenizers then make a whole run of bytes unreadable.
+Contract: the returned text is a prefix of the text of all ids together, except around bytes that
+are no characters: some tokenizers then make a whole run of bytes unreadable.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter.request.params import SamplingParams
 
-_BROKEN = "\ufffd"  # what half a character decodes to
-_BROKEN_BYTES = 3  # of half a character: byte fallback makes each of them a broken one
-_MOST_PENDING = 256  # ids without one at which text ends: each push reads all of them again
-_SEEN = 8  # ids of the prompt that the text's beginning may hang on
+_BROKEN = "\ufffd"  # text of a partial character
+_BROKEN_BYTES = 3  # of a partial character: byte fallback makes each of them a broken one
+_MOST_PENDING = 256  # bound of pending ids, since each push decodes all of them again
+_SEEN = 8  # last ids of the prompt, on which the start of the text may depend
 
 
 class Detokenizer:
-    """Of one request. `push` returns the text that became certain with a token.
+    """The text of one request. `push` returns the text that became certain with a token.
 
     Text that could be the beginning of a stop text is held back until that is decided. The stop
-    text that ended the text, `stopped_by`, is part of it only where the parameters say so; one that
-    is complete with the first `min_tokens` tokens ends nothing. The text goes on after `prompt`:
+    text that ended the text, `stopped_by`, is part of it only if the parameters say so; one that is
+    complete with the first `min_tokens` tokens ends nothing. The text follows `prompt`:
     SentencePiece's tokenizers drop the space at a text's beginning, and only there.
     """
 
@@ -33,7 +33,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._stop, self._keep_stop = params.stop, params.include_stop_str_in_output
-        self._unstopped = params.min_tokens  # tokens to come with which no stop text ends
+        self._unstopped = params.min_tokens  # further tokens in which stop texts do not count
         self._skip_special_tokens = params.skip_special_tokens
         self._hidden: set[int] | None = None  # None: the tokenizer skips them itself
         shown = params.shown_special_token_ids
@@ -41,11 +41,11 @@ class Detokenizer:
             added = tokenizer.added_tokens_decoder.items()
             self._hidden = {one for one, token in added if token.special} - {*shown}
         self._prompt = list(prompt[-_SEEN:])  # its end, until the first token comes
-        self._context: list[int] = []  # the next ids' text hangs on these
+        self._context: list[int] = []  # ids that the text of the next ones depends on
         self._known = ""  # their text
         self._pending: list[int] = []  # ids that end within a character
-        self._shown = 0  # characters of context and pending ids, without the new
-        self._held = ""  # released, but maybe the beginning of a stop text
+        self._shown = 0  # characters of context and pending ids that were released
+        self._held = ""  # released, but perhaps the beginning of a stop text
         self.text = ""  # all that was returned
         self.stopped_by: str | None = None
 
@@ -54,14 +54,14 @@ class Detokenizer:
         return self.stopped_by is not None
 
     def push(self, token: int) -> str:
-        """Text that is certain now. Sets `stopped_by` where the text holds a stop text."""
+        """Return the text that is certain now. Sets `stopped_by` if the text holds a stop text."""
         if self._prompt:
             self._go_on_after_prompt()
         self._unstopped -= 1
         self._pending.append(token)
         decoded = self._decode_all()
         is_endless = len(self._pending) >= _MOST_PENDING
-        whole = decoded if is_endless else decoded.rstrip(_BROKEN)  # the last may yet become whole
+        whole = decoded if is_endless else decoded.rstrip(_BROKEN)  # the last may yet be completed
         certain = decoded[self._shown : max(len(whole), len(decoded) - _BROKEN_BYTES)]
         self._shown += len(certain)
         if whole == decoded:
@@ -69,7 +69,7 @@ class Detokenizer:
         return self._release(certain)
 
     def finish(self) -> str:
-        """The rest: what was held back, and what will not become whole characters any more."""
+        """Return the rest: held-back text, and characters that will not be completed."""
         if self.stopped:
             return ""
         rest = self._decode_all()[self._shown :]
@@ -78,9 +78,9 @@ class Detokenizer:
         return rest
 
     def _go_on_after_prompt(self) -> None:
-        """Makes its last ids the context, cut where characters begin and end.
+        """Make the prompt's last ids the context, cut where characters begin and end.
 
-        The rest of a character that the prompt ends within is not the prompt's: it stays broken.
+        If the prompt ends within a character, the rest of it stays broken.
         """
         last, self._prompt = self._prompt, []
         cuts = (
@@ -97,13 +97,14 @@ class Detokenizer:
         return not text.startswith(_BROKEN) and not text.endswith(_BROKEN)
 
     def _decode_all(self) -> str:
-        """Of context and pending ids; bytes that follow the context do not change its text."""
+        """Return the text of context and pending ids; the context's text never changes."""
         text = self._decode(self._context + self._pending)
         return text if text.startswith(self._known) else self._known + self._decode(self._pending)
 
     def _move_on(self, decoded: str) -> None:
-        """Makes the pending ids the context. It has a text if it can: an id of none, such as a
-        special one, does not keep the space of the next from being dropped.
+        """Make the pending ids the context, with a text if possible.
+
+        After an id without text, such as a special one, the next could still lose its space.
         """
         text = self._decode(self._pending)
         if text:
@@ -127,7 +128,7 @@ class Detokenizer:
         before = len(self._held)
         self._held += new
         stops = self._stop if self._unstopped < 0 else ()
-        # It ends in what is new.
+        # A stop text can only end in the new text.
         starts = ((stop, max(0, before - len(stop) + 1)) for stop in stops)
         found = [(at, stop) for stop, start in starts if (at := self._held.find(stop, start)) >= 0]
         if found:
@@ -143,6 +144,6 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` begins with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

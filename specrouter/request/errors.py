@@ -1,4 +1,4 @@
-"""Why the service cannot take a request that is good in itself, or cannot finish it."""
+"""Errors of the service: a valid request that it cannot accept, or cannot finish."""
 
 from typing import TYPE_CHECKING
 
@@ -7,14 +7,14 @@ if TYPE_CHECKING:
 
 
 class UnavailableError(RuntimeError):
-    """The router takes no requests."""
+    """The router accepts no requests."""
 
 
 class EngineDeadError(UnavailableError):
-    """The engine has failed and takes no requests: make another router, or restart the process.
+    """The engine has failed and accepts no requests: make another router, or restart the process.
 
     Attributes:
-        output: what the request had until then; None where it was never accepted.
+        output: output of the request until then; None if it was never accepted.
     """
 
     def __init__(self, cause: str, output: "RequestOutput | None" = None) -> None:
@@ -23,13 +23,13 @@ class EngineDeadError(UnavailableError):
 
     @classmethod
     def check(cls, output: "RequestOutput | None") -> None:
-        """Raises it for the output of a request whose engine has failed."""
+        """Raise the error for the output of a request whose engine has failed."""
         if output is not None and output.finish_reason == "engine_dead":
             raise cls(output.error or "", output)
 
 
 class NoReplicaError(UnavailableError):
-    """No replica takes requests now, but one will again."""
+    """No replica accepts requests now, but one will again."""
 
     retry_after_s = 1.0
 
@@ -38,7 +38,7 @@ class NoReplicaError(UnavailableError):
 
 
 class OverloadedError(UnavailableError):
-    """As many requests wait as may wait. `retry_after_s`: when it may be worth a try."""
+    """The queue is full. `retry_after_s`: time after which a retry may succeed."""
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} requests are waiting already")

@@ -1,4 +1,4 @@
-"""What request bodies are made of: the bases of their objects, and the types of their values.
+"""Building blocks of request bodies: base classes of their objects, and types of their values.
 
 Contract: values are not converted (a number is not read from text). The text below a field is its
 description in the API's schema.
@@ -17,7 +17,7 @@ from specrouter.request.params import RequestError
 
 
 class Fields(BaseModel):
-    """An object that may hold fields unknown here: existing clients send some."""
+    """An object whose unknown fields are ignored: existing clients send some."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
@@ -25,19 +25,19 @@ class Fields(BaseModel):
 
 
 class KeptFields(Fields):
-    """Unknown fields are kept: they may reach the chat template."""
+    """An object whose unknown fields are kept: they may reach the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class OwnFields(Fields):
-    """An object that no other server knows: an unknown field is a mistake, and refused."""
+    """An object that no other server has: an unknown field is a mistake, and refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class InnerFields(Fields):
-    """An object within a body: an unknown field is refused unless it asks for nothing."""
+    """An object within a body: an unknown field is refused unless it is null, false or empty."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,14 +51,14 @@ class InnerFields(Fields):
 
 
 def field_names(base: type[Fields] = Fields) -> Iterator[str]:
-    """Of all objects in all bodies, as clients know them."""
+    """Yield the field names of all objects in all bodies, as clients know them."""
     for body in base.__subclasses__():
         yield from (field.alias or name for name, field in body.model_fields.items())
         yield from field_names(body)
 
 
 def _encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair; no tokenizer can read one."""
+    """Refuse half a surrogate pair: JSON can spell it, but no tokenizer can read it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -66,7 +66,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
+MOST = 2**31 - 1  # largest integer: beyond any model's length and vocabulary
 
 Text = Annotated[str, AfterValidator(_encodable)]
 Refused = SkipJsonSchema[Any]  # the type of a field that is `refused`
@@ -78,7 +78,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def refused(reason: str, neutral: Any = None) -> Any:
-    """A field that is refused whatever it holds but null, false, and what asks for nothing."""
+    """Define a field that is refused unless it is `neutral`, null, false or an empty list."""
     return Field(default=None, json_schema_extra={"refused": reason, "neutral": neutral})
 
 
@@ -87,7 +87,7 @@ def asks_for_nothing(value: Any) -> bool:
 
 
 def check_refused(body: Fields) -> None:
-    """Raises `RequestError` for a field that is `refused`."""
+    """Raise `RequestError` for a field that is `refused`."""
     for name, reason, neutral in _refusals(type(body)):
         asked = getattr(body, name)
         if not asks_for_nothing(asked) and asked != neutral:
@@ -96,7 +96,7 @@ def check_refused(body: Fields) -> None:
 
 @cache
 def _refusals(body: type[Fields]) -> list[tuple[str, str, Any]]:
-    """Name, reason and neutral value of each field that is `refused`."""
+    """Return name, reason and neutral value of each field that is `refused`."""
     extras = {name: field.json_schema_extra for name, field in body.model_fields.items()}
     return [
         (name, str(extra["refused"]), extra["neutral"])

@@ -1,16 +1,15 @@
 """Structures as grammars over token ids, by llguidance.
 
-Contract: a structure is compiled in the caller's thread, before its request is queued, and what
+Contract: a structure is compiled in the caller's thread, before its request is queued. One that
 cannot be compiled, allows no text, or is too large is refused with `RequestError`, as far as that
-can be found: a grammar may compile and still take more than it may, or have no way on, a few tokens
-later. So some texts are tried, each a few tokens of those that are allowed, by chance but the same
-each time. A compiled grammar is shared and never changed; each row goes through a copy of
-its own. llguidance's limits bound the time of every step, so a hostile grammar ends its own request
-with `GrammarError`.
+can be found: a grammar may compile and exceed its limits, or reach a dead end, a few tokens later.
+So a few texts are tried, of a few random allowed tokens each, the same in every run. A compiled
+grammar is shared and never changed; each row uses its own copy. llguidance's limits bound the time
+of every step, so a hostile grammar ends its own request with `GrammarError`.
 
 JSON has its members in the schema's order, and between two of its parts nothing, one space, or one
-newline with up to 16 spaces: a small model that is sampled would otherwise go on with white space
-for ever.
+newline with up to 16 spaces: a small model that is sampled might otherwise generate white space for
+ever.
 Source: https://github.com/guidance-ai/llguidance
 """
 
@@ -50,11 +49,11 @@ _FORMATS = frozenset((
 ))  # fmt: skip
 # llguidance follows references by recursion: 3,000 of them overflow the usual 8 MiB.
 _STACK_BYTES = 2**28
-_STACK_SIZE = threading.Lock()  # the stack size is one of the whole process
-# What a grammar is tried with before its request is queued: texts, tokens of each, time of all.
+_STACK_SIZE = threading.Lock()  # the stack size is global to the process
+# Trial of a grammar before its request is queued: texts, tokens of each, time of all.
 _TRIED_TEXTS, _TRIED_TOKENS = 3, 8
 _TRIED_S = 0.25
-# Of the worst grammars that were found: under a second to compile, a tenth of one for a step.
+# The worst grammars found take under 1 s to compile and 0.1 s for a step with these limits.
 _LIMITS = LLParserLimits(
     max_items_in_row=20_000,
     initial_lexer_fuel=500_000,
@@ -69,8 +68,11 @@ WHITE_SPACE = r"( |\n {0,16})?"
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """A grammar at its beginning. `matcher` is only ever copied; its masks are of `known` ids, of
-    which the model may lack the last. `open_ended`: see `Structure`."""
+    """A grammar at its start.
+
+    `matcher` is only ever copied; its masks cover `known` ids, the last of which the model may
+    lack. `open_ended`: see `Structure`.
+    """
 
     matcher: LLMatcher
     known: int
@@ -79,14 +81,14 @@ class CompiledGrammar:
     open_ended: bool
 
     def start(self) -> "RowGrammar":
-        """For one row."""
+        """Return a grammar for one row."""
         return RowGrammar(self)
 
     def check(self, generated: Sequence[int]) -> None:
-        """Raises `RequestError` unless the grammar allows a text of these ids."""
+        """Raise `RequestError` unless the grammar allows a text of these ids."""
         inner = list(generated)
         if inner and inner[-1] in self.end_token_ids:
-            inner.pop()  # whether a text may go on behind its end is not the grammar's question
+            inner.pop()  # the grammar does not decide about tokens after an end id
         matcher = self.matcher.deep_copy()
         taken = matcher.try_consume_tokens(inner)
         if self.open_ended and taken == len(inner) - 1 and matcher.is_accepting():
@@ -96,7 +98,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles structures for one tokenizer. Thread-safe."""
+    """A compiler of structures for one tokenizer. Thread-safe."""
 
     def __init__(
         self,
@@ -110,11 +112,11 @@ class GrammarCompiler:
         self._known = functools.lru_cache(_KEPT)(self._compile)
 
     def form(self, structure: Structure | TextForm) -> TextForm:
-        """What a request's text goes by. Raises `RequestError`, whose field is `structure`."""
+        """Return the form of a text. Raises `RequestError`, whose field is `structure`."""
         return self.compile(structure) if isinstance(structure, Structure) else structure
 
     def compile(self, structure: Structure) -> CompiledGrammar:
-        """Raises `RequestError`, whose field is `structure`."""
+        """Compile a structure. Raises `RequestError`, whose field is `structure`."""
         _check(structure)
         return self._known(structure)
 
@@ -128,13 +130,13 @@ class GrammarCompiler:
 
     @functools.cached_property
     def _tokens(self) -> LLTokenizer:
-        """Takes a second for a large vocabulary."""
+        """The tokenizer for llguidance; it takes a second for a large vocabulary."""
         if not self._end_token_ids:
             raise RequestError("structure", "the target has no end-of-text id to end it with")
         tokenizer: Any = self._tokenizer
         ids = set(tokenizer.get_vocab().values())
         last = max(ids)
-        count = last + 1 if last >= len(ids) else None  # else as many as there are
+        count = last + 1 if last >= len(ids) else None  # else the number of ids
         try:
             ends = sorted(self._end_token_ids)
             return from_tokenizer(tokenizer, n_vocab=count, eos_token=ends)
@@ -151,10 +153,10 @@ class RowGrammar:
         self._compiled = compiled
         self._matcher = compiled.matcher.deep_copy()
         self._text: list[int] = []  # committed
-        self._path: list[int] = []  # what the matcher has read behind it
-        self._masks: dict[Path, Bits | GrammarError | None] = {}  # behind the committed text
+        self._path: list[int] = []  # tokens that the matcher has read after it
+        self._masks: dict[Path, Bits | GrammarError | None] = {}  # after the committed text
         self._has_ended = False
-        self._has_left = False  # of an open end, by an id that is none of its own
+        self._has_left = False  # an open-ended form was left by an id that does not continue it
         self._failure: GrammarError | None = None  # of the committed text itself
 
     def advance(self, tokens: list[int]) -> None:
@@ -184,7 +186,7 @@ class RowGrammar:
                 self._masks[path] = self._find(path)
             except GrammarError as error:
                 self._masks[path] = error
-            except BaseException as error:  # the matcher may stand anywhere
+            except BaseException as error:  # the state of the matcher is unknown
                 self._begin_again(GrammarError(str(error)))
                 if type(error).__name__ != "PanicException":
                     raise
@@ -215,7 +217,7 @@ class RowGrammar:
         return bits
 
     def _own(self, path: Sequence[int]) -> int:
-        """How many of these the form itself takes behind the committed text."""
+        """Return how many of these tokens the form itself accepts after the committed text."""
         if self._has_left:
             return 0
         for place, token in enumerate(path if self._compiled.open_ended else ()):
@@ -225,7 +227,7 @@ class RowGrammar:
         return len(path)
 
     def _read(self, path: Sequence[int]) -> None:
-        """Takes the matcher behind the committed text and this path."""
+        """Move the matcher to the committed text and this path."""
         together = zip(self._path, path, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], together))
         if shared < len(self._path):
@@ -236,7 +238,7 @@ class RowGrammar:
         self._path = list(path)
 
     def _check(self) -> None:
-        """A matcher that has failed is of no more use: a new one stands behind the text."""
+        """Replace a matcher that has failed, and raise `GrammarError`."""
         if not self._matcher.is_error():
             return
         error = GrammarError(_reason(self._matcher))
@@ -244,7 +246,7 @@ class RowGrammar:
         raise error
 
     def _begin_again(self, error: GrammarError) -> None:
-        """With a new matcher behind the text; `error`: what to say where it does not get there."""
+        """Start a new matcher after the text; `error` is the failure if it cannot read that."""
         self._matcher, self._path = self._compiled.matcher.deep_copy(), []
         if self._text and not self._matcher.consume_tokens(self._text):
             self._failure = error
@@ -254,9 +256,11 @@ class RowGrammar:
 
 
 def _started(tokens: LLTokenizer, definition: str, ends: Collection[int]) -> LLMatcher:
-    """A matcher at the grammar's beginning, or one that has failed.
+    """Return a matcher at the grammar's start, or one that has failed.
 
     Args:
+        tokens: the tokenizer for llguidance.
+        definition: the grammar.
         ends: ids that end a text.
     """
     return _on_deep_stack(lambda: _begun(tokens, definition, ends))
@@ -281,7 +285,7 @@ def _tried(
     generator: random.Random,
     until_s: float,
 ) -> LLMatcher:
-    """The matcher behind some tokens of any text: what it cannot do shows within a few masks."""
+    """Return the matcher after some random allowed tokens: most failures show within a few."""
     words = allocate_token_bitmask(1, vocab_size)
     for _ in range(_TRIED_TOKENS):
         fill_next_token_bitmask(matcher, words)
@@ -305,7 +309,7 @@ def _on_deep_stack(call: Callable[[], Result]) -> Result:
             result.set_exception(error)
 
     with _STACK_SIZE:
-        usual = threading.stack_size(_STACK_BYTES)  # of all that begin before it is set back
+        usual = threading.stack_size(_STACK_BYTES)  # for all threads started before it is reset
         try:
             threading.Thread(target=run, name="specrouter-grammar", daemon=True).start()
         finally:
@@ -314,7 +318,7 @@ def _on_deep_stack(call: Callable[[], Result]) -> Result:
 
 
 def _check(structure: Structure) -> None:
-    """What can be seen before anything is read."""
+    """Raise `RequestError` for faults that need no parsing."""
     kind, source = structure.kind, structure.source
     if kind not in get_args(StructureKind):
         known = ", ".join(get_args(StructureKind))
@@ -327,7 +331,7 @@ def _check(structure: Structure) -> None:
 
 
 def _whole_definition(structure: Structure) -> str:
-    """What llguidance compiles. Raises `RequestError`."""
+    """Return the grammar for llguidance. Raises `RequestError`."""
     inner = _definition(structure)
     if not structure.around:
         return inner
@@ -337,7 +341,7 @@ def _whole_definition(structure: Structure) -> str:
 
 
 def _definition(structure: Structure) -> str:
-    """Of the form alone. Raises `RequestError`."""
+    """Return the grammar of the form alone. Raises `RequestError`."""
     kind, source = structure.kind, structure.source
     if kind == "json_object":
         return _json_grammar({"type": "object"})
@@ -357,7 +361,7 @@ def _json_grammar(schema: object) -> str:
         raise RequestError("structure", "allows no text")
     text = "{}" if schema is True else json.dumps(schema)
     try:
-        if '"format"' in text:  # a nesting that is deep elsewhere is llguidance's to judge
+        if '"format"' in text:  # only then, since recursion could fail on deep schemas
             text = json.dumps(without_own_formats(schema))
         return LLMatcher.grammar_from_json_schema(
             text, defaults={"whitespace_pattern": WHITE_SPACE}
@@ -367,9 +371,11 @@ def _json_grammar(schema: object) -> str:
 
 
 def without_own_formats(schema: Any) -> Any:
-    """A JSON schema without formats that JSON Schema does not define, such as pydantic's `path` and
-    OpenAPI's `binary`: they say nothing of a text, and llguidance refuses them. Raises
-    `RecursionError`."""
+    """Return a JSON schema without formats that JSON Schema does not define.
+
+    Such formats, like pydantic's `path` and OpenAPI's `binary`, do not restrict a text, and
+    llguidance refuses them. Raises `RecursionError`.
+    """
     if isinstance(schema, list):
         return [without_own_formats(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -386,7 +392,7 @@ def without_own_formats(schema: Any) -> Any:
 
 
 def _choice_grammar(texts: object) -> str:
-    """One terminal: the lexer takes many alternatives better than the parser does."""
+    """Return a grammar of one terminal, since the lexer handles many alternatives best."""
     is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
     if not is_list or not texts:
         raise RequestError("structure", "choices must be a list of texts that is not empty")
@@ -409,7 +415,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """llguidance's message in one line."""
+    """Return llguidance's message in one line."""
     message = matcher.get_error().split("<non-verbose/>")[0]
     if message.startswith("NoExtension"):
         return "allows no text"

@@ -1,4 +1,4 @@
-"""RequestHandle: the caller's side of a request that runs. May be used from any thread."""
+"""RequestHandle: the caller's side of a running request. May be used from any thread."""
 
 import logging
 import queue
@@ -15,8 +15,11 @@ Listener = Callable[[Delta], None]
 
 
 class RequestHandle:
-    """Iterate for deltas, or wait for the `result`; either, from one thread at a time. Both raise
-    `EngineDeadError` where the engine fails before the request ends."""
+    """The handle of a request: iterate for deltas, or wait for the `result`.
+
+    Do one of both, from one thread at a time. Both raise `EngineDeadError` if the engine fails
+    before the request ends.
+    """
 
     def __init__(
         self, request_id: int, wake_engine: Callable[[], None], listener: Listener | None = None
@@ -40,7 +43,7 @@ class RequestHandle:
                 return
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Waits for the end. Raises `TimeoutError` after `timeout` seconds."""
+        """Wait for the end. Raises `TimeoutError` after `timeout` seconds."""
         if not self._done.wait(timeout):
             raise TimeoutError(f"request {self.request_id} has not ended within {timeout} s")
         assert self._output is not None
@@ -48,7 +51,7 @@ class RequestHandle:
         return self._output
 
     def cancel(self) -> None:
-        """Ends the request within one cycle; nothing happens if it has ended."""
+        """End the request within one cycle; nothing happens if it has ended."""
         self._cancelled.set()
         self._wake_engine()
 
@@ -61,10 +64,10 @@ class RequestHandle:
         return self._done.is_set()
 
     def deliver(self, delta: Delta) -> bool:
-        """For the engine, which a caller's mistake must not reach.
+        """Deliver a delta for the engine; errors of a caller's listener do not reach it.
 
-        Whether it counts: a request ends once, even if two threads end it because one of them
-        seemed to be stuck.
+        Returns whether it counts: a request ends once, even if two threads end it because one of
+        them seemed to be stuck.
         """
         with self._delivering:
             if self.is_done:
@@ -73,7 +76,7 @@ class RequestHandle:
             return True
 
     def give_up(self, delta: Delta) -> None:
-        """Ends it with its last delta where `deliver` fails. Never raises."""
+        """End the request with its last delta if `deliver` fails. Never raises."""
         with self._delivering:
             if self._done.is_set():
                 return
@@ -91,7 +94,7 @@ class RequestHandle:
             try:
                 self._listener(delta)
             except Exception as error:
-                # Who leaves early cancels first; their event loop may be closed by now.
+                # A caller that leaves early cancels first; its event loop may be closed by now.
                 logger.log(
                     logging.DEBUG if self.is_cancelled else logging.WARNING,
                     "request %d: nobody listens any more: %s",

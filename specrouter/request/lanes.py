@@ -1,8 +1,8 @@
-"""Lanes: the threads that do what takes long for requests that are not queued yet.
+"""Lanes: threads for slow work on requests that are not queued yet.
 
-Contract: what is large has a lane of its own, one thread wide, so that it neither holds up what is
-small nor has its memory taken several times at once. When something large is done, memory that
-nobody uses goes back to the system. Jobs of a lane begin in the order in which they came.
+Contract: large jobs have a lane of their own with a single thread, so that they do not delay small
+ones and do not multiply their memory. After a large job, unused memory is returned to the system.
+Jobs of a lane begin in the order in which they came.
 """
 
 import asyncio
@@ -18,12 +18,11 @@ from specrouter.request.errors import OverloadedError, UnavailableError
 
 Result = TypeVar("Result")
 
-# "requests": to read a request, tokenize and check it. "large": one of more than
-# `LONG_CHARACTERS`. "structures": one whose grammar is to be compiled. "tokenize": for clients that
-# want the tokens only.
+# "requests": read a request, tokenize and check it. "large": the same beyond `LONG_CHARACTERS`.
+# "structures": compile its grammar. "tokenize": for clients that want the tokens only.
 Lane = Literal["requests", "large", "structures", "tokenize"]
 
-LONG_CHARACTERS = 2**18  # of a prompt, or bytes of a body
+LONG_CHARACTERS = 2**18  # characters of a prompt, or bytes of a body
 MAX_WAITING_TOKENIZE = 64  # requests
 _THREADS: dict[Lane, int] = {
     "requests": 8,
@@ -31,19 +30,19 @@ _THREADS: dict[Lane, int] = {
     "structures": 2,
     "tokenize": 1,
 }
-_LEAVE_MEMORY: Collection[Lane] = ("large", "tokenize")  # much of it, behind a job
+_LEAVE_MEMORY: Collection[Lane] = ("large", "tokenize")  # lanes whose jobs leave much memory unused
 _RETRY_AFTER_S = 1.0
-_DELAY_S = 1.0  # for other large jobs that are done meanwhile
-_PAUSE_S = 5.0  # between two times that memory goes back, since threads that allocate wait for it
+_DELAY_S = 1.0  # until memory is returned, to include other large jobs
+_PAUSE_S = 5.0  # between two returns of memory, since threads that allocate wait for them
 
 
 def lane_of(length: int) -> Lane:
-    """Of a request of so many characters, or bytes, in all."""
+    """Return the lane of a request of so many characters, or bytes, in all."""
     return "large" if length > LONG_CHARACTERS else "requests"
 
 
 class Lanes:
-    """Close them. Threads begin with a lane's first job."""
+    """The lanes of a router; close them. Threads begin with a lane's first job."""
 
     def __init__(self) -> None:
         self._executors = {
@@ -61,10 +60,9 @@ class Lanes:
         *arguments: Any,
         max_waiting: int | None = None,
     ) -> Result:
-        """The job's result, or what it raises. It runs in the caller's context.
+        """Return the job's result, or raise its error. It runs in the caller's context.
 
-        Args:
-            max_waiting: of the lane's jobs; `OverloadedError` where as many wait.
+        `OverloadedError` is raised if `max_waiting` jobs of the lane wait already.
         """
         with self._lock:
             waiting = self._inside[lane] - _THREADS[lane]
@@ -76,7 +74,7 @@ class Lanes:
         except RuntimeError as error:
             self._leave(lane)
             raise UnavailableError("the router is closed") from error
-        done.add_done_callback(lambda _: self._leave(lane))  # also where it is never begun
+        done.add_done_callback(lambda _: self._leave(lane))  # even if it never begins
         try:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
@@ -89,7 +87,7 @@ class Lanes:
                 self._memory.soon()
 
     def close(self) -> None:
-        """What has begun goes on; what has not is cancelled."""
+        """Cancel the jobs that have not begun; the others go on."""
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -111,12 +109,11 @@ def _glibc_trim() -> Callable[[], object]:
 
 
 class MemoryReturn:
-    """Memory that nobody uses any more goes back to the system. Thread-safe. Works in a thread of
-    its own, which ends by itself.
+    """A thread that returns unused memory to the system, and ends by itself. Thread-safe.
 
-    glibc keeps what was freed for later, in an arena for each thread: a text of 4 MB that is
-    tokenized leaves some hundred megabytes behind, however soon it is forgotten. `malloc_trim`
-    gives them back. Where there is no such function (macOS, musl), nothing is done.
+    glibc keeps freed memory for later, in an arena for each thread: tokenizing a text of 4 MB
+    leaves some hundred megabytes behind, even if all of it is freed. `malloc_trim` returns them. On
+    systems without it (macOS, musl), nothing is done.
     """
 
     def __init__(self, trim: Callable[[], object] | None = None) -> None:
@@ -126,7 +123,7 @@ class MemoryReturn:
         self._last_s = -_PAUSE_S
 
     def soon(self) -> None:
-        """After something large is done; as often as one likes."""
+        """Plan a return of memory after a large job; it may be called at any rate."""
         with self._lock:
             if self._is_planned:
                 return
@@ -137,6 +134,6 @@ class MemoryReturn:
         timer.start()
 
     def _give(self) -> None:
-        with self._lock:  # what is done from here on is for another time
+        with self._lock:  # later jobs plan the next return
             self._is_planned, self._last_s = False, time.monotonic()
         self._trim()

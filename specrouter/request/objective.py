@@ -1,10 +1,10 @@
-"""What a caller asks of a request's speed, and whether it was given.
+"""Objectives: the speed that a caller asks for, and whether a request attained it.
 
 Contract: an `SLO` is checked when it is made, and becomes an `Objective` in absolute milliseconds
 when its request is accepted. All are recorded and judged. TPOT objectives, that of the current
 stage where there are stages, change which trees are verified; TTFT and end-to-end objectives change
-what is scheduled where admission heeds them (`engine.admission`). A request without an objective is
-throughput traffic.
+what is scheduled if admission uses them (`engine.admission`). A request without an objective is
+best effort.
 Pure: no clock, no state.
 Sources: AdaServe (EuroSys '26), section 6.1, "Metrics", for TPOT; SpecRouter, section 6 ("P95
 request latency < 5 s"), for the end-to-end latency; SLOs-Serve (arXiv 2504.08784), section 2.1, for
@@ -20,12 +20,12 @@ from typing import Any, Literal, get_args
 from specrouter.request.params import RequestError, check_int, is_finite
 
 QUANTITIES = ("tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio")
-# What becomes of a request whose objective will not be attained.
+# The treatment of a request whose objective will not be attained.
 OnUnattainable = Literal["best_effort", "reject"]
 STAGE_ENDS = ("until_tokens", "until_token")
 BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
-_MOST_TOKENS = 2**31 - 1  # that a stage may name, as over HTTP
+_MOST_TOKENS = 2**31 - 1  # bound of a stage's numbers, as over HTTP
 # A TTFT of five times the prompt's own time leaves room for others; short prompts get two seconds.
 _IMPLIED_MULTIPLE, _IMPLIED_FLOOR_MS = 5.0, 2000.0
 
@@ -34,12 +34,12 @@ _IMPLIED_MULTIPLE, _IMPLIED_FLOOR_MS = 5.0, 2000.0
 class Stage:
     """A part of an output with a TPOT of its own, such as thinking.
 
-    It ends after so many output tokens, or with a token such as the end of thinking. The last
-    stage ends with the output, and says neither.
+    It ends after so many output tokens, or with a token such as the end of thinking. The last stage
+    ends with the output, and sets neither.
 
     Attributes:
         tpot_ms: mean time of its output tokens, in milliseconds; the request's first one excluded.
-        until_tokens: that the stage has; of the first stage the request's first token is one.
+        until_tokens: length of the stage; in the first stage the request's first token counts too.
         until_token: id of the token that ends it, and belongs to it.
     """
 
@@ -50,18 +50,18 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class SLO:
-    """What a caller asks.
+    """The objective as a caller states it.
 
     Attributes:
         tpot_ms: mean time of an output token after the first, in milliseconds.
-        ttft_ms: from submission to the first token, in milliseconds.
-        tpot_ratio: `tpot_ms` as so many times the measured baseline latency, that of one request
+        ttft_ms: time from submission to the first token, in milliseconds.
+        tpot_ratio: `tpot_ms` as a multiple of the measured baseline latency, that of one request
             alone on the target only (AdaServe, Table 2). Not together with `tpot_ms`.
-        slo_class: under which class of the configuration it is counted; it brings no values.
+        slo_class: class of the configuration that it is counted in; it brings no values.
         e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
-        stages: of the output, in their order; not together with `tpot_ms` or `tpot_ratio`.
-        on_unattainable: `reject`: it ends with an error, before its first token; `best_effort`: it
-            is served as if it had asked for nothing.
+        stages: stages of the output, in order; not together with `tpot_ms` or `tpot_ratio`.
+        on_unattainable: `reject`: the request ends with an error, before its first token;
+            `best_effort`: it is served without the objective.
 
     Raises:
         RequestError: names one of `QUANTITIES`, such as `slo.tpot_ms`, which must be a finite
@@ -103,10 +103,10 @@ SloLike = SLO | str | None  # a string is the name of a class
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What a request is judged by, in milliseconds; None where nothing was asked.
+    """The objective that a request is judged by, in milliseconds; None where nothing was asked.
 
     `slo_class` is the class by whose name it was asked for, None if by value. With `stages` there
-    is no `tpot_ms`. `implied_ttft_ms` (`with_implied_ttft`) is scheduled for, and not judged.
+    is no `tpot_ms`. `implied_ttft_ms` (`with_implied_ttft`) is used for scheduling, and not judged.
     """
 
     tpot_ms: float | None = None
@@ -118,15 +118,15 @@ class Objective:
     implied_ttft_ms: float | None = None
 
     def is_attained(self, ttft_ms: float | None, decode_ms: float, decoded_tokens: int) -> bool:
-        """Of a request that ended by itself.
+        """Return whether a request that ended by itself attained this, its stages aside.
 
         The time of decoding starts at the first token, so TTFT is no part of it, and must be at
         most `tpot_ms` for each token after the first. The end-to-end latency is the sum of both.
 
         Args:
-            ttft_ms: None where there was no first token.
-            decode_ms: from the first token to the last one.
-            decoded_tokens: after the first one.
+            ttft_ms: None if there was no first token.
+            decode_ms: time from the first token to the last one.
+            decoded_tokens: tokens after the first one.
         """
         late = self.ttft_ms is not None and (ttft_ms is None or ttft_ms > self.ttft_ms)
         slow = self.tpot_ms is not None and decode_ms > self.tpot_ms * decoded_tokens
@@ -136,9 +136,9 @@ class Objective:
 
 
 def with_implied_ttft(objective: Objective, prompt_ms: float) -> Objective:
-    """The objective with a TTFT to schedule for, where a TPOT alone is asked for.
+    """Return the objective with a TTFT to schedule for, if only a TPOT is asked for.
 
-    `prompt_ms`: of reading the prompt alone.
+    `prompt_ms`: time to read the prompt alone.
     """
     if objective.ttft_ms is not None or objective.e2e_ms is not None:
         return objective
@@ -149,8 +149,10 @@ def with_implied_ttft(objective: Objective, prompt_ms: float) -> Objective:
 def resolve(
     slo: SloLike | Objective, classes: Mapping[str, SLO], baseline_tpot_ms: Callable[[], float]
 ) -> Objective | None:
-    """What `slo` means now; the baseline latency is asked for only where it matters. An objective
-    means itself: what was resolved once goes on elsewhere.
+    """Return the objective that `slo` stands for now.
+
+    The baseline latency is asked for only if it matters. An `Objective` is returned as it is: it
+    was resolved before, elsewhere.
 
     Raises:
         RequestError: an unknown class, or a ratio that the baseline makes 0 or infinite.
@@ -180,17 +182,19 @@ def joined(
     classes: Mapping[str, SLO],
     spelling: Mapping[str, str],
 ) -> SloLike:
-    """`slo` with what a second way in adds to it, which may repeat it but not contradict it.
+    """Return `slo` with the values of a second source, which may repeat it but not contradict it.
 
     Args:
+        slo: the objective of the body.
         added: values by name: `tpot_ms`, `ttft_ms`, `e2e_ms`.
-        spelling: what these are called there, such as the names of headers; with `slo_class`, if
-            that is no `slo`.
+        classes: the classes of the configuration.
+        spelling: names of these values there, such as the names of headers; with `slo_class`, if
+            that is not `slo`.
 
     Raises:
-        RequestError: names a header or an option that is no positive number, or that gives what
-            `slo` gives otherwise; `tpot_ms` contradicts a `tpot_ratio` whatever its value. Names
-            `slo`, or what is said for `slo_class`, for an unknown class.
+        RequestError: names a header or an option that is no positive number, or that contradicts
+            `slo`; `tpot_ms` contradicts any `tpot_ratio`. Names `slo`, or the spelling of
+            `slo_class`, for an unknown class.
     """
     for name, value in added.items():
         check_positive(spelling[name], value)
@@ -211,7 +215,7 @@ def joined(
 
 
 def check_positive(field: str, value: object, what: str = "") -> None:
-    """Raises `RequestError` for `field` unless `value` is a finite number above 0."""
+    """Raise `RequestError` for `field` unless `value` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(field, f"{what}must be a number, not {value!r}")
     finite = is_finite(value)
@@ -221,7 +225,7 @@ def check_positive(field: str, value: object, what: str = "") -> None:
 
 
 def check_stages(field: str, stages: object) -> None:
-    """Raises `RequestError` for the field of a stage, such as `field[0].tpot_ms`."""
+    """Raise `RequestError` for the field of a stage, such as `field[0].tpot_ms`."""
     if not isinstance(stages, tuple):
         raise RequestError(field, f"must be a tuple of stages, not {stages!r}")
     for place, stage in enumerate(stages):
@@ -242,7 +246,7 @@ def check_stages(field: str, stages: object) -> None:
 
 
 def _asked(slo: object, classes: Mapping[str, SLO], field: str = "slo") -> SLO | None:
-    """With the values of its class, if it is one."""
+    """Return the SLO with the values of its class, if it names one."""
     if slo is None:
         return None
     if not isinstance(slo, SLO | str):
@@ -259,7 +263,7 @@ def _float(value: float | None) -> float | None:
 
 
 def check_vocabulary(stages: Sequence[Stage], vocabulary: int) -> None:
-    """Raises `RequestError` for an end that is none of so many token ids."""
+    """Raise `RequestError` for a stage's end token that is not below the vocabulary's size."""
     for place, stage in enumerate(stages):
         if stage.until_token is not None and stage.until_token >= vocabulary:
             field = f"slo.stages[{place}].until_token"

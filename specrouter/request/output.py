@@ -1,6 +1,6 @@
-"""What a request gives back: deltas while it runs, one output at its end.
+"""The results of a request: deltas while it runs, one output at its end.
 
-Each is shown in one line, and prints as its text: all fields of an output fill pages.
+Each has a one-line representation, and prints as its text: all fields of an output fill pages.
 """
 
 import reprlib
@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import
 # "engine_dead": the engine failed while the request waited or ran.
 FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "engine_dead"]
 
-# How the `error` of a request begins whose structure took more than it may, or led nowhere; of one
-# whose structure and bad words exclude each other; and of one whose objective will not be attained,
-# where it asked to be rejected then.
+# Beginnings of the `error` of a request: its structure exceeded its limits or reached a dead end;
+# its structure and bad words exclude each other; its objective will not be attained, and it asked
+# to be rejected then.
 STRUCTURE_FAILED = "the structure cannot go on"
 NO_TOKEN_LEFT = "the sampling parameters leave no token to choose"
 UNATTAINABLE = "the objective cannot be attained"
-# What is to blame for an error, by how that begins: a field of the request, or its objective.
+# The cause of an error by its beginning: a field of the request, or its objective.
 BLAMED = (
     (STRUCTURE_FAILED, "structure"),
     (NO_TOKEN_LEFT, "bad_words"),
@@ -40,8 +40,8 @@ class DecodeStep(NamedTuple):
     """A cycle of a request: one pass of the target.
 
     Attributes:
-        chain: as it was used; its first model drafted.
-        drafted: tokens that the target verified.
+        chain: the chain that was used; its first model drafted.
+        drafted: nodes that the target verified.
         committed: tokens that it chose, of which the last is its own and the others were drafted.
         produced: those of them that belong to the text, which may have ended before.
     """
@@ -54,24 +54,24 @@ class DecodeStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMetrics:
-    """Of one finished request.
+    """The metrics of one finished request.
 
     Attributes:
-        ttft_ms: from submission to the first token; None where there was none.
+        ttft_ms: from submission to the first token; None if there was none.
         tpot_ms: mean time of a token after the first; None for fewer than two.
         acceptance_length: tokens committed per verification by the target, its own included.
         cycles: engine cycles in which the request decoded.
-        chains: how many of those used which chain.
-        objective: what it was judged by, if anything.
+        chains: number of these cycles by chain.
+        objective: the objective that it was judged by, if any.
         attained: whether the objective was; None without one. A request that ended in "error",
             "cancelled", "timeout" or "engine_dead" has not attained it.
         tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
-        drafted_tokens: that the target verified for the request.
+        drafted_tokens: nodes that the target verified for the request.
         accepted_tokens: those of them that are part of the output.
-        e2e_ms: from submission to the last token; None where there was none.
-        attained_stages: of the objective's stages that had tokens, which kept their TPOT.
-        cached_tokens: of the prompt, that the target did not read for it.
-        steps: its cycles, in their order; those of this attempt.
+        e2e_ms: from submission to the last token; None if there was none.
+        attained_stages: for the objective's stages that had tokens, whether they kept their TPOT.
+        cached_tokens: prompt tokens that the target did not read for it.
+        steps: its cycles in this attempt, in order.
         sampling: temperature and others of `SAMPLING`, as they were used.
     """
 
@@ -95,12 +95,12 @@ class RequestMetrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """From the submission to the last token."""
+        """Output tokens per second, from the submission to the last token."""
         return self.output_tokens / self.e2e_ms * 1000 if self.e2e_ms else None
 
     @property
     def speculative_decoding(self) -> dict[str, Any]:
-        """Under vLLM's names, and beside them the same for each chain that drafted.
+        """The statistics under vLLM's names, and the same for each chain that drafted.
 
         Source: vLLM, docs/features/speculative_decoding/acceptance_metrics.md
         """
@@ -115,8 +115,7 @@ class RequestMetrics:
 
     @property
     def kept_pace(self) -> bool | None:
-        """Did it keep its TPOT, that of every stage? None: none was asked for, or no token came
-        after the first."""
+        """True if it kept its TPOT, or that of every stage; None without one or a second token."""
         if self.objective is None or self.tpot_ms is None:
             return None
         if self.objective.stages:
@@ -135,7 +134,7 @@ class RequestMetrics:
 
 
 def _acceptance(steps: Sequence[DecodeStep]) -> dict[str, Any]:
-    """Of those in which tokens were drafted, by vLLM's definitions.
+    """Return the statistics of the steps with drafted tokens, by vLLM's definitions.
 
     `num_spec_tokens` is the largest draft of a step, trees with all their nodes, since there is no
     fixed one; the histogram has an entry for each number of accepted tokens up to it.
@@ -171,20 +170,20 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class CycleDraft:
-    """What was drafted for a request in one cycle, and what the target took of it.
+    """The draft of a request in one cycle, and the part of it that the target accepted.
 
     Attributes:
-        chain: as it was used, the target last.
-        tokens: of the n drafted nodes that the target verified, parents before children; None of
-            those that were quoted of other requests' outputs, or stand below, and not accepted.
+        chain: the chain that was used, the target last.
+        tokens: the n drafted nodes that the target verified, parents before children. None for a
+            node quoted from another request's output, or below such a node, that was not accepted.
         parents: [n] the index of each node's parent; -1: the last token before the cycle.
         proposers: [n] the place in `chain` of the model that proposed each.
-        probabilities: [n] of each after its parent, by the last model before the target; None where
-            the token is.
-        accepted: indices of the nodes that the target took, from the first level down. The token
-            after them is the target's own.
-        texts: what each token that the request gained adds to its text, which may end before.
-        cycle: number of it among those in which this attempt gained tokens, from 1.
+        probabilities: [n] probability of each after its parent, by the last model before the
+            target; None where the token is.
+        accepted: indices of the nodes that the target accepted, from the first level down. The
+            token after them is the target's own.
+        texts: text that each gained token adds, which may end before.
+        cycle: its number among those in which this attempt gained tokens, from 1.
     """
 
     chain: tuple[str, ...]
@@ -198,9 +197,9 @@ class CycleDraft:
 
     @property
     def proposed_by(self) -> tuple[str, ...]:
-        """Of each token that the request gained."""
+        """The proposer of each token that the request gained."""
         drafted = [self.chain[self.proposers[node]] for node in self.accepted]
-        own = max(1, len(self.texts) - len(drafted))  # more than one where the trace was lost
+        own = max(1, len(self.texts) - len(drafted))  # more than one if the trace was lost
         return (*drafted, *[self.chain[-1]] * own)[: len(self.texts)]
 
 
@@ -214,16 +213,18 @@ class Feasible:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """`seed` reproduces the text, whichever chains were used; `error` is set with "error" and
+    """The whole output of a request.
+
+    `seed` reproduces the text, whichever chains were used; `error` is set with "error" and
     "engine_dead".
 
     `index` numbers the samples of one prompt. `logprobs` is None unless asked for; it covers the
     tokens of this attempt, not those that came with the request as `generated`. So is
-    `prompt_logprobs`, one entry for each token of the prompt: None for the first, which nothing
-    stands before.
+    `prompt_logprobs`, one entry for each token of the prompt: None for the first, which has no
+    token before it.
 
-    `error_field`, with "error", is what of the request is to blame, if anything: the field
-    "structure"; "unattainable", if it asked to be rejected where its objective cannot be attained.
+    `error_field`, with "error", is the part of the request that is the cause, if any: the field
+    "structure"; "unattainable", if it asked to be rejected if its objective cannot be attained.
 
     `feasible`, with "unattainable" for `error_field`, is what could have been attained instead of
     the request's objective.
@@ -232,7 +233,7 @@ class RequestOutput:
 
     `drafts` is None unless asked for; it covers the cycles of this attempt, in order.
 
-    `receipt` is None unless asked for, and where the request failed or has no tokens.
+    `receipt` is None unless asked for, and if the request failed or has no tokens.
     """
 
     text: str = ""
@@ -251,7 +252,7 @@ class RequestOutput:
     receipt: "Receipt | None" = None
 
     def __repr__(self) -> str:
-        """`Text('a, b = b, a + b', 24 tokens, length, 310.2 tokens/s)`"""
+        """Return e.g. `Text('a, b = b, a + b', 24 tokens, length, 310.2 tokens/s)`."""
         told = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens", self.finish_reason]
         if self.metrics.tokens_per_s is not None:
             told.append(f"{self.metrics.tokens_per_s:.1f} tokens/s")
@@ -267,11 +268,11 @@ class RequestOutput:
 class Delta:
     """News of a request; the last one has the finish reason and the whole output.
 
-    `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`;
-    `prompt_logprobs`, where asked for, comes with the first tokens; `draft`, where asked for, with
-    the tokens of its cycle.
+    `index` is the sample's; `logprobs`, if asked for, has as many entries as `token_ids`;
+    `prompt_logprobs`, if asked for, comes with the first tokens; `draft`, if asked for, with the
+    tokens of its cycle.
 
-    Of a request that is `prefill_only`: `kv` is of what was read since the last such news, which
+    For a request that is `prefill_only`: `kv` has what was read since the last such delta, and
     comes before the end; `goes_on` is set with the end, unless the text ends there, too.
     """
 
@@ -287,7 +288,7 @@ class Delta:
     draft: CycleDraft | None = None
 
     def __repr__(self) -> str:
-        """`Delta('a, b', 4 tokens)`; the last one with its output."""
+        """Return e.g. `Delta('a, b', 4 tokens)`; the last one with its output."""
         told = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens"]
         told += [f"index={self.index}"] if self.index else []
         told += [repr(self.output)] if self.output is not None else []

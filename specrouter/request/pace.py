@@ -1,8 +1,7 @@
-"""Pace: how far an output has come in its stages, and how fast: what admission goes by; and how an
-output is judged when it has ended.
+"""Pace: the progress of an output in its stages, and its speed, as admission uses them.
 
-An output without stages is one stage without an end. Times are seconds of one clock, which comes
-in. Not here: what is asked for (`objective`).
+It also judges an output that has ended. An output without stages is one stage without an end. Times
+are seconds of one clock, which are passed in. Not here: the objective (`objective`).
 """
 
 from collections.abc import Sequence
@@ -12,18 +11,20 @@ import numpy as np
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.spec import RequestSpec
 
-RUN_TOKENS = 10  # over so many tokens TPOT is reported along a request
+RUN_TOKENS = 10  # tokens of a run: TPOT is reported by runs along a request
 
 
 class Pace:
-    """Args:
-    stages: of the objective; none where it has none.
-    before: output tokens of an earlier attempt, which have no times. Stages that ended there are
-        over.
+    """The pace of one request.
+
+    Args:
+        stages: stages of the objective; empty if it has none.
+        before: output tokens of an earlier attempt, which have no times. Stages that ended there
+            are over.
 
     Attributes:
-        drafts: cycles in which something was drafted for it; `acceptance`: share of the last draft
-            that the target accepted.
+        drafts: cycles in which something was drafted for it.
+        acceptance: share of the last draft that the target accepted.
     """
 
     def __init__(self, stages: Sequence[Stage], before: Sequence[int] = ()) -> None:
@@ -38,11 +39,11 @@ class Pace:
 
     @classmethod
     def of(cls, spec: RequestSpec, arrivals: Sequence[tuple[float, int]]) -> "Pace":
-        """`arrivals`: of the tokens of earlier attempts, in this clock; none: not known."""
+        """Return the pace of a request, with the `arrivals` of earlier attempts if known."""
         stages = spec.objective.stages if spec.objective else ()
         if not arrivals:
             return cls(stages, spec.generated)
-        if len(stages) < 2:  # of these only the beginning and the sum are of use
+        if len(stages) < 2:  # only the first arrival and the sum matter
             rest = sum(count for _, count in arrivals[1:])
             arrivals = (arrivals[0], (arrivals[-1][0], rest))
         pace, came = cls(stages), 0
@@ -53,34 +54,36 @@ class Pace:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """That are left, the current one first."""
+        """The stages that are left, the current one first."""
         return self._stages[len(self._ends) :]
 
     def tpot_ms(self, objective: Objective | None) -> float | None:
-        """Of the current stage, or of the whole output; None where nothing was asked."""
+        """Return the TPOT of the current stage, or of the whole output; None: no such objective."""
         if self.stages:
             return self.stages[0].tpot_ms
         return None if objective is None else objective.tpot_ms
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """After how many tokens of this attempt stages ended, without those that ended before."""
+        """The numbers of tokens of this attempt after which stages ended."""
         return tuple(end - self._first + 1 for end in self._ends[self.stages_before :])
 
     @property
     def decoded(self) -> int:
-        """Tokens of this stage, without the first one of the attempt."""
+        """The tokens of this stage, without the first one of the attempt."""
         return max(0, self._tokens - self._began)
 
     def decode_ms(self, now_s: float) -> float:
-        """The time that those took so far; 0.0 before the first token."""
+        """Return the time of these tokens so far; 0.0 before the first token."""
         return 0.0 if self._stage_s is None else (now_s - self._stage_s) * 1000
 
     def take(
         self, tokens: Sequence[int], now_s: float, drafted: int = 0, accepted: int = 0
     ) -> None:
-        """`tokens`: of the whole output, of which the last have come now; so many of the `drafted`
-        ones were accepted."""
+        """Take the tokens of the whole output, the last of which have come now.
+
+        So many of the `drafted` ones were accepted.
+        """
         if drafted:
             self.drafts, self.acceptance = self.drafts + 1, min(accepted, drafted) / drafted
         ends = len(self._ends)
@@ -94,7 +97,7 @@ class Pace:
         return max(self._first, self._ends[-1]) if self._ends else self._first
 
     def _find_ends(self, tokens: Sequence[int]) -> None:
-        """Each token is looked at once."""
+        """Find the stages that have ended, looking at each token once."""
         while len(self._ends) < len(self._stages) - 1:
             stage, began = self._stages[len(self._ends)], self._ends[-1] if self._ends else 0
             if stage.until_tokens is not None:
@@ -112,11 +115,12 @@ class Pace:
 def attained_stages(
     stages: Sequence[Stage], ends: Sequence[int], came_ms: Sequence[float]
 ) -> tuple[bool, ...]:
-    """Of the stages that had tokens, which kept their TPOT.
+    """Return, for each stage that had tokens, whether it kept its TPOT.
 
     Args:
-        ends: after how many output tokens each stage ended, of those that have.
-        came_ms: when each output token came.
+        stages: the stages.
+        ends: numbers of output tokens after which stages ended, of those that have.
+        came_ms: arrival of each output token.
     """
     bounds = [1, *ends, len(came_ms)]
     kept = []
@@ -128,12 +132,12 @@ def attained_stages(
 
 
 def tpot_of_runs(commits: Sequence[tuple[float, int]]) -> list[float]:
-    """Mean time of a token, in milliseconds, over every full run of 10 after the first token.
+    """Return the mean time of a token, in milliseconds, over every full run of 10 after the first.
 
     Tokens of one commit share the time since the one before it evenly.
 
     Args:
-        commits: when tokens came, in seconds, and how many; at least 1 each.
+        commits: arrivals in seconds, and the number of tokens, at least 1 each.
     """
     counts = np.cumsum([count for _, count in commits])
     if not len(counts):

@@ -1,4 +1,4 @@
-"""What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
+"""The parameters of a request: sampling, an override of speculation, and their checks."""
 
 import math
 import reprlib
@@ -24,7 +24,7 @@ from specrouter.request.structure import Structure, TextForm
 
 
 class RequestError(ValueError):
-    """A request that cannot be served as it stands. Raised before anything is queued."""
+    """A request that cannot be served as it is. Raised before anything is queued."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -32,7 +32,7 @@ class RequestError(ValueError):
         self.reason = reason
 
     def at(self, field: str, reason: str) -> Self:
-        """The same refusal, told otherwise."""
+        """Return the same refusal with another field and reason."""
         return type(self)(field, reason)
 
 
@@ -41,11 +41,11 @@ Chain = tuple[str, ...]  # names of models, the drafter first, the target last
 LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
 MAX_DEPTH = 20  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
-MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
+MAX_TREE_TOKENS = 64  # nodes of a tree, without its root
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
-# How a token is chosen among the likely ones: what a checkpoint may recommend.
+# Parameters of the choice among likely tokens, which a checkpoint may recommend.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -67,14 +67,14 @@ def _biases(value: Any) -> tuple[tuple[object, object], ...]:
 
 
 def _number(value: Any) -> Any:
-    """A boolean of numpy would be read as 0 or 1."""
+    """Refuse a boolean of numpy, which would be read as 0 or 1."""
     if not isinstance(value, Real):
         raise ValueError("must be a number")
     return value
 
 
 def _token_id(key: Any) -> Any:
-    """JSON has ids as decimal strings."""
+    """Return a token id; JSON has ids as decimal strings."""
     if not isinstance(key, str):
         return key
     if not (key.isascii() and key.isdigit() and len(key) < 20):
@@ -89,8 +89,8 @@ def _by_rising_id(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, floa
     return tuple(sorted(by_id.items()))
 
 
-# What is chosen from and how, of any request, whichever way it comes. Outside of the ranges of
-# penalties, penalised logits overflow.
+# Ranges of sampling parameters, for all interfaces. Outside the ranges of penalties, penalised
+# logits overflow.
 Natural = Annotated[int, Field(ge=0)]
 _NUMBER = BeforeValidator(_number)
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
@@ -116,7 +116,7 @@ _AS_BIASES = GetPydanticSchema(lambda _, handler: handler.generate_schema(_Biase
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen, and when a text ends. The defaults are greedy.
+    """The choice of tokens, and the end of a text. The defaults are greedy.
 
     Attributes:
         max_new_tokens: at least 1; `max_tokens` is another name of it.
@@ -131,29 +131,31 @@ class SamplingParams:
             probability. 0.0 is off.
         repetition_penalty: 1e-6 .. 1e6; divides the positive logits of tokens that the prompt or
             the output holds, and multiplies the negative ones. 1.0 is off.
-        presence_penalty: -2 .. 2; taken from the logits of tokens that the output holds.
+        presence_penalty: -2 .. 2; subtracted from the logits of tokens that the output holds.
         frequency_penalty: -2 .. 2; the same, for each time that it holds them.
-        logit_bias: token id to what its logit gains, -100 .. 100: a mapping or pairs, with ids
-            that may be decimal strings, as JSON has them. Kept as a tuple of pairs by rising id.
-        min_tokens: until there are so many, neither the end-of-text id nor one of `stop_token_ids`
-            is chosen, and no text of `stop` ends the output, as in vLLM.
-        bad_words: texts that do not come about, at the beginning of a word.
-        bad_words_ids: sequences of ids that do not come about.
+        logit_bias: what is added to the logit of a token id, -100 .. 100: a mapping or pairs, with
+            ids that may be decimal strings, as JSON has them. Kept as a tuple of pairs by ascending
+            id.
+        min_tokens: before so many tokens, neither the end-of-text id nor one of `stop_token_ids` is
+            chosen, and no text of `stop` ends the output, as in vLLM.
+        bad_words: texts that are not generated, at the beginning of a word.
+        bad_words_ids: sequences of ids that are not generated.
         n: samples of each prompt, 1 .. MAX_SAMPLES. Greedy ones are equal.
         logprobs: None gives none; 0 those of the output's tokens; k those of the k most likely
             tokens too, up to MAX_LOGPROBS. They are the target's, before any processing.
-        logits_processors: callables `(input_ids, scores) -> scores`, as `transformers` has them.
-        prompt_logprobs: as `logprobs`, of the prompt's tokens, given the tokens before them.
-        structure: a form that the text must have, such as a JSON schema. It goes before
-            `min_tokens` and `ignore_eos`: where it is complete, the text ends. `min_tokens` holds
-            the end back only where something else may follow, and `ignore_eos` does nothing.
-        include_stop_str_in_output: what ended the output, of `stop` or `stop_token_ids`, is part of
-            the text.
+        logits_processors: callables `(input_ids, scores) -> scores`, as in `transformers`.
+        prompt_logprobs: as `logprobs`, for the prompt's tokens, given the tokens before them.
+        structure: a form that the text must have, such as a JSON schema. It overrides `min_tokens`
+            and `ignore_eos`: where it is complete, the text ends. `min_tokens` holds the end back
+            only if something else may follow, and `ignore_eos` does nothing.
+        include_stop_str_in_output: the text or token of `stop` or `stop_token_ids` that ended the
+            output is part of the text.
         skip_special_tokens: False shows them in the text, the end-of-text one included.
-        shown_special_token_ids: those that the text shows all the same.
+        shown_special_token_ids: special tokens that the text shows all the same.
         prefix_cache: False reads the whole prompt, and keeps nothing of the request.
-        cache_salt: only requests with the same one, or all without one, share what they have read.
-        return_drafts: tells of every cycle what was drafted, by whom, and what the target took.
+        cache_salt: only requests with the same one, or all without one, share cached prefixes.
+        return_drafts: the output has the drafts of every cycle, their proposers, and the accepted
+            part.
         receipt: the output has a receipt, by which `specrouter verify` computes it again;
             log-probabilities of its tokens come with it.
     """
@@ -170,7 +172,7 @@ class SamplingParams:
     repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[Any, _AS_BIASES] = ()  # a mapping comes in: no type says both
+    logit_bias: Annotated[Any, _AS_BIASES] = ()  # accepts a mapping too: no type says both
     min_tokens: Natural = 0
     bad_words: _Texts = ()
     bad_words_ids: _Bans = ()
@@ -215,12 +217,12 @@ class SamplingParams:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """How tokens are chosen among the likely ones."""
+        """The parameters of `SAMPLING`, which change the choice among likely tokens."""
         return {name: getattr(self, name) for name in SAMPLING}
 
     @property
     def goes_on_after_eos(self) -> bool:
-        """Whether the end-of-text id is a token like any other."""
+        """True if the end-of-text id is a token like any other."""
         return self.ignore_eos and self.structure is None
 
 
@@ -233,7 +235,7 @@ class Speculation:
             alone means no speculation.
         depth: draft tokens a cycle, 1 .. MAX_DEPTH; None takes the configured one.
         width: branches of the tree, 1 .. MAX_WIDTH, times depth at most MAX_TREE_TOKENS; or None.
-        prediction: what the output may resemble, as text or token ids. If wrong, it costs speed.
+        prediction: text or token ids that the output may resemble. If wrong, it costs speed.
         reuse_outputs: it may quote its tenant's earlier outputs, and later ones its own.
     """
 
@@ -257,8 +259,10 @@ class Speculation:
     def check_members(
         self, names: tuple[str, ...], target: str, draft_only: Collection[str] = ()
     ) -> None:
-        """Raises `RequestError` unless the chain is one of this pool, whose `draft_only` members
-        have no model: they draft, and cannot verify."""
+        """Raise `RequestError` unless the chain is one of this pool.
+
+        `draft_only` members have no model: they draft, and cannot verify.
+        """
         chain, field = self.chain or (target,), "speculation.chain"
         for name in chain:
             if name not in names:
@@ -273,7 +277,7 @@ class Speculation:
 
 
 def _fields_of(kind: type) -> type[BaseModel]:
-    """What its fields may be, as it says itself."""
+    """Return a model of a dataclass's fields, from their annotations."""
     hints = get_type_hints(kind, include_extras=True)
     hints.pop("max_tokens", None)
     settings = ConfigDict(strict=True, arbitrary_types_allowed=True)
@@ -282,7 +286,7 @@ def _fields_of(kind: type) -> type[BaseModel]:
 
 
 def _check(asked: object, fields: type[BaseModel], prefix: str = "") -> None:
-    """Takes what they make of each. Raises `RequestError`."""
+    """Check all values, and replace them by the converted ones. Raises `RequestError`."""
     try:
         made = fields.model_validate(vars(asked))
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""Receipt: what it takes to compute a text again, elsewhere, and to compare it bit by bit.
+"""Receipt: the data to compute a text again, elsewhere, and to compare it bit by bit.
 
-A text is a function of the model's files, the arithmetic that they are computed by, and the
-request. A receipt names all three, and holds the tokens with the logits that they were chosen by.
-`specrouter verify` computes them again.
+A text is a function of the model's files, the arithmetic that computes them, and the request. A
+receipt names all three, and holds the tokens with the logits that they were chosen by. `specrouter
+verify` computes them again.
 """
 
 import base64
@@ -29,13 +29,14 @@ OF_NUMBERS = ("dtype", "weights", "kv_dtype", "inflate_to", "revision")  # setti
 
 
 class ServedModel(BaseModel):
-    """
+    """The model and arithmetic that a text was computed with.
+
     Attributes:
         specrouter: its version.
-        source: as the pool's configuration has it.
-        settings: of the member, those of `OF_NUMBERS` that are not the defaults.
+        source: as in the pool's configuration.
+        settings: settings of the member in `OF_NUMBERS` that are not the defaults.
         files: SHA-256 of each, by name.
-        arithmetic: what the bits depend on beside the files, in words.
+        arithmetic: other causes that the bits depend on, in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,11 +49,12 @@ class ServedModel(BaseModel):
 
 
 class Receipt(BaseModel):
-    """
+    """The receipt of one text.
+
     Attributes:
         params: sampling parameters that are not the defaults, in JSON.
-        sample: of the prompt's samples, from 0.
-        logits: of the chosen tokens, before any processing: base64 of little-endian float32.
+        sample: number among the prompt's samples, from 0.
+        logits: logits of the chosen tokens, before any processing: base64 of little-endian float32.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,7 +71,7 @@ class Receipt(BaseModel):
 
     @classmethod
     def read(cls, text: str) -> "Receipt":
-        """Raises `RequestError`, which names the field."""
+        """Read a receipt from JSON. Raises `RequestError`, which names the field."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -78,7 +80,7 @@ class Receipt(BaseModel):
             raise RequestError(place, fault["msg"]) from None
 
     def sampling(self) -> SamplingParams:
-        """With which the text is computed again. Raises `RequestError`."""
+        """Return the parameters to compute the text again. Raises `RequestError`."""
         known = {field.name for field in fields(SamplingParams)} - _NOT_OF_THE_TEXT
         unknown = next((name for name in self.params if name not in known), None)
         if unknown is not None:
@@ -99,7 +101,10 @@ def receipt_of(
     logits: Sequence[float],
     finish_reason: str,
 ) -> Receipt:
-    """`logits`: of the tokens of this attempt; whoever knows of earlier ones puts theirs before."""
+    """Return the receipt of a text.
+
+    `logits` are those of this attempt; a caller that knows earlier attempts adds theirs in front.
+    """
     return Receipt(
         served=served,
         prompt_token_ids=spec.token_ids,
@@ -117,7 +122,7 @@ def encoded_logits(logits: Sequence[float]) -> str:
 
 
 def first_difference(receipt: Receipt, other: Receipt) -> str | None:
-    """Where the second text differs from the first; None: they are equal, to the bit."""
+    """Describe the first difference of the second text; None: they are equal, to the bit."""
     pairs = zip(receipt.token_ids, other.token_ids, strict=False)
     for index, (token, own) in enumerate(pairs):
         if token != own:
@@ -135,7 +140,7 @@ def first_difference(receipt: Receipt, other: Receipt) -> str | None:
 
 
 def _bits(receipt: Receipt) -> Words:
-    """Raises `RequestError`."""
+    """Return the logits as bits. Raises `RequestError`."""
     try:
         return np.frombuffer(base64.b64decode(receipt.logits, validate=True), "<u4")
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""RunningRequest: a request from submission to its end, and what it has produced.
+"""RunningRequest: a request from submission to its end, and its output so far.
 
-Contract: every accepted request ends in exactly one last delta, whatever happens. Belongs to the
+Contract: every accepted request ends in exactly one last delta, in all cases. Belongs to the
 engine's thread; `RequestHandle` is the caller's side.
 """
 
@@ -32,30 +32,34 @@ from specrouter.request.spec import RequestSpec
 
 logger = logging.getLogger(__name__)
 
-_PRIORITY_S = 10.0  # of waiting that a step of priority is worth
+_PRIORITY_S = 10.0  # waiting time that a step of priority is worth
 
 
 class RunningRequest:
-    """Args:
-    detokenizer: makes its text.
-    clock: seconds, that all its times are of.
-    served: what its receipt says of the model, where it asks for one.
+    """A request while it waits or runs.
+
+    Args:
+        detokenizer: makes its text.
+        clock: returns seconds; all its times are of this clock.
+        served: the model, for a receipt, if it asks for one.
 
     Attributes:
         row: None while it waits.
-        rank, place: whoever has less of the first, then of the second, keeps its KV memory longer:
-            by admission's choice, then in the order of admission. `place` is infinite before that.
-        gave_way: it lost its row since KV memory was short, and waits for it again.
-        commits: when tokens came, in seconds, and how many.
-        pace: of its output, by its stages.
-        preemptions: rows that were taken from it. `cached_tokens`: that it did not have to read.
-        handed_tokens: whose keys and values were handed out.
+        rank, place: the least rank, then the least place, keeps its KV memory longest: by
+            admission's choice, then in the order of admission. `place` is infinite before that.
+        gave_way: it was preempted because KV memory was short, and waits for a row again.
+        commits: arrivals of tokens, in seconds, and their numbers.
+        pace: progress of its output, by its stages.
+        preemptions: times that it was preempted.
+        cached_tokens: tokens that it did not have to read.
+        handed_tokens: tokens whose keys and values were handed out.
         is_declined: its objective will not be attained: it has none from now on, or it ends.
-        is_promised: it was given a row to attain its objective.
-        feasible: what could have been attained instead, where that was asked.
+        is_promised: it got a row to attain its objective.
+        feasible: what could have been attained instead, if that was asked.
         output_tokens: see `RequestView`.
 
-    Raises `RequestError` where the tokens of the earlier attempt already end the text.
+    Raises:
+        RequestError: the tokens of the earlier attempt already end the text.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class RunningRequest:
         self.spec, self.handle = spec, handle
         self._detokenizer, self._clock, self._served = detokenizer, clock, served
         self.objective: Objective | None = spec.objective
-        self.has_objective = spec.objective is not None  # it came with one
+        self.has_objective = spec.objective is not None  # even if it was declined since
         self.row: int | None = None
         self.preemptions, self.cached_tokens, self.handed_tokens = 0, 0, 0
         self.is_declined = self.is_promised = False
@@ -97,18 +101,21 @@ class RunningRequest:
 
     @property
     def admission_key(self) -> float:
-        """Who has the least is admitted first: whoever gave way before anybody else. Else it never
-        changes, so the priority of those that came later cannot keep a request waiting for ever."""
+        """The key of admission, least first; a request that gave way comes before all others.
+
+        Otherwise it never changes, so the priority of later requests cannot keep this one waiting
+        for ever.
+        """
         return -math.inf if self.gave_way else self._key
 
     @property
     def order(self) -> tuple[float, float]:
-        """From whoever has the least of all, no KV memory is taken."""
+        """The order of keeping KV memory: the least of all never loses it."""
         return self.rank, self.place
 
     @property
     def continuation(self) -> RequestSpec:
-        """What a row is to begin with, so that the text goes on after all its tokens."""
+        """The request from which a row goes on after all its tokens."""
         if not self.produced_tokens:
             return self.spec
         params = self.spec.params
@@ -118,55 +125,54 @@ class RunningRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its caller has seen a token, of this attempt or of one before."""
+        """True if the caller has seen a token, of this attempt or of one before."""
         return bool(self.produced_tokens or self.spec.arrivals)
 
     @property
     def rejects(self) -> bool:
-        """Whether it ends where its objective will not be attained: nobody saw a token yet."""
+        """True if it ends if its objective will not be attained: no token was seen yet."""
         if self.objective is None or self.has_begun:
             return False
         return self.objective.on_unattainable == "reject"
 
     @property
     def committed_tokens(self) -> int:
-        """Of the prompt and the output so far."""
+        """The number of tokens of the prompt and the output so far."""
         return len(self.spec.token_ids) + len(self._tokens)
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still gain here."""
+        """The tokens that it may still gain in this attempt."""
         return self.spec.most_tokens - len(self._tokens)
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is up."""
         limit = self.spec.timeout_s
         return limit is not None and self._clock() - self.submitted_s > limit
 
     @property
     def cycles(self) -> int:
-        """In which it gained tokens."""
+        """The number of cycles in which it gained tokens."""
         return len(self._steps)
 
     @property
     def produced_tokens(self) -> int:
-        """In this attempt."""
+        """The number of output tokens in this attempt."""
         return len(self._tokens) - len(self.spec.generated)
 
     @property
     def decoded_tokens(self) -> int:
-        """Those after the first whose times are known: that TPOT is the mean of."""
+        """The tokens after the first whose times are known: TPOT is their mean."""
         earlier = len(self.spec.generated) if self.spec.arrivals else 0
         return max(0, earlier + self.produced_tokens - 1)
 
     def decode_ms(self, now: float) -> float:
-        """Since the first token came; 0.0 before it."""
+        """Return the time since the first token came; 0.0 before it."""
         return (now - self.commits[0][0]) * 1000 if self.commits else 0.0
 
     @property
     def last_gap_s(self) -> float | None:
-        """From the cycle that brought tokens before to the last one; None before there were two."""
+        """Time between the last two cycles that brought tokens; None before there were two."""
         return self.commits[-1][0] - self.commits[-2][0] if len(self.commits) > 1 else None
 
     def accept(
@@ -178,12 +184,12 @@ class RunningRequest:
         drafted: int = 0,
         draft: CycleDraft | None = None,
     ) -> Delta:
-        """Takes a cycle's tokens up to the first at which the text ends: news for the caller.
+        """Take a cycle's tokens up to the first at which the text ends, and return the delta.
 
-        The last of them is the target's own; of the `drafted` ones it took those before.
-        `logprobs` has one entry for each token if the request asks for them, and so has
-        `prompt_logprobs` for each token of the prompt, with the first tokens. `draft` tells who
-        proposed the tokens, if the request asks.
+        The last of them is the target's own; the ones before are the accepted ones of the
+        `drafted`. `logprobs` has one entry for each token if the request asks for them, and so has
+        `prompt_logprobs` for each token of the prompt, with the first tokens. `draft` has the
+        proposers of the tokens, if the request asks.
         """
         if prompt_logprobs is not None:
             self._prompt_logprobs = list(prompt_logprobs)
@@ -213,7 +219,7 @@ class RunningRequest:
         return replace(news, prompt_logprobs=list(prompt_logprobs))
 
     def _append(self, tokens: Sequence[int]) -> tuple[list[str], FinishReason | None]:
-        """What each token that is part of the output adds to the text, and why the output ends."""
+        """Return the text of each token that is part of the output, and why the output ends."""
         text: list[str] = []
         for token in tokens:
             self._tokens.append(token)
@@ -232,16 +238,16 @@ class RunningRequest:
         tokens: Sequence[int] = (),
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> Delta:
-        """The last delta. Only after a failure of the engine may it be asked for twice."""
+        """Return the last delta. Only after a failure of the engine may it be called twice."""
         self.finished = True
         index, asked = self.spec.sample, self._logprobs is not None
-        # Of a text that goes on, what is held back is told with its next tokens.
+        # If the text goes on, held-back text comes with its next tokens.
         goes_on = reason == "length" and len(self._tokens) < self.spec.params.max_new_tokens
         try:
             rest = "" if goes_on else self._detokenizer.finish()
             text += rest
             self._add_to_drafts(rest)
-        except Exception as failure:  # of the tokenizer's own code: the request ends all the same
+        except Exception as failure:  # an error of the tokenizer: the request ends all the same
             logger.exception("request %d: no text", self.handle.request_id)
             if error is None:
                 reason, error = "error", f"the tokenizer failed on the text's end: {failure}"
@@ -281,7 +287,7 @@ class RunningRequest:
         return receipt_of(self._served, self.spec, self._tokens, logits, reason)
 
     def _add_to_drafts(self, rest: str) -> None:
-        """What was held back of the text belongs to its last token."""
+        """Add the held-back text to the last token."""
         if self._drafts and rest:
             last = self._drafts[-1]
             texts = (*last.texts[:-1], "".join((*last.texts[-1:], rest)))
@@ -336,11 +342,11 @@ class RunningRequest:
         return metrics.kept_pace
 
     def run_ms(self, now_s: float) -> float | None:
-        """See `RequestView`: no request is judged by runs."""
+        """Return None: no request is judged by runs of ten tokens; see `RequestView`."""
         return None
 
     def _attained_stages(self) -> tuple[bool, ...]:
-        """Of those that had tokens whose times are known."""
+        """Return the results of the stages that had tokens with known times."""
         if self.objective is None or not self.objective.stages:
             return ()
         came_ms = [came_s * 1000 for came_s, count in self.commits for _ in range(count)]
@@ -349,8 +355,10 @@ class RunningRequest:
 
 
 def last_delta(request: RunningRequest, reason: FinishReason, error: str | None = None) -> Delta:
-    """The end of a request that fails at nothing: what it has produced, or no more than an error
-    where that cannot be put together."""
+    """Return the end of a request without ever raising.
+
+    If the output cannot be made, it holds only an error.
+    """
     try:
         return request.finish(reason, error)
     except Exception as failure:

@@ -1,4 +1,4 @@
-"""SloFields: an objective as bodies and configuration files have it, before it is an `SLO`.
+"""SloFields: an objective as in bodies and configuration files, before it is an `SLO`.
 
 Contract: types and ranges are checked here, so that schemas show them; the rest by `SLO`. The text
 of a token is looked up in a tokenizer.
@@ -15,20 +15,22 @@ from specrouter.request.fields import OwnFields, Positive, Text, TokenId, Tokens
 from specrouter.request.objective import QUANTITIES, SLO, OnUnattainable, Stage
 from specrouter.request.params import RequestError
 
-if TYPE_CHECKING:  # configurations are checked before what takes seconds to import
+if TYPE_CHECKING:  # takes seconds to import, and configurations need none of it
     from transformers import PreTrainedTokenizerBase
 
 MAX_STAGES = 64
 MAX_TOKEN_CHARACTERS = 256
 _SHOWN = 40  # characters of a text, in a refusal
 
-# Of the field that gave the text of a token, and the text. Raises `RequestError` for that field.
+# Maps a field and the text of a token in it to the id. Raises `RequestError` for that field.
 TokenIdOf = Callable[[str, str], int]
 
 
 class StageFields(OwnFields):
-    """A part of the output with a TPOT of its own. The last ends with the output; all others say
-    where they end."""
+    """A part of the output with a TPOT of its own.
+
+    The last ends with the output; all others state where they end.
+    """
 
     tpot_ms: Positive
     """Mean time of its output tokens, in milliseconds; the first token of the output excluded."""
@@ -39,7 +41,7 @@ class StageFields(OwnFields):
 
 
 class SloFields(OwnFields):
-    """An objective by value; what is null is not asked for."""
+    """An objective by value; null values are not asked for."""
 
     tpot_ms: Positive | None = None
     """Mean time of an output token after the first, in milliseconds."""
@@ -59,11 +61,11 @@ class SloFields(OwnFields):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says at most what becomes of an objective that comes another way."""
+        """True if it sets at most `on_unattainable`, for an objective from another source."""
         return all(getattr(self, name) is None for name in (*QUANTITIES, "stages"))
 
     def slo(self, token_id_of: TokenIdOf) -> SLO:
-        """Raises `RequestError`: names the `until_token` that is no single token, too."""
+        """Return the SLO. Raises `RequestError`, also if an `until_token` is no single token."""
         stages = []
         for place, one in enumerate(self.stages or ()):
             until = one.until_token
@@ -78,7 +80,7 @@ class SloFields(OwnFields):
 
 
 def single_token(tokenizer: PreTrainedTokenizerBase) -> TokenIdOf:
-    """What reads a text that must be one token of the vocabulary."""
+    """Return a function that reads a text which must be one token of the vocabulary."""
 
     def token_id_of(field: str, text: str) -> int:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -86,7 +88,7 @@ def single_token(tokenizer: PreTrainedTokenizerBase) -> TokenIdOf:
         if len(ids) != 1:
             raise RequestError(field, f"{shown} is {len(ids)} tokens, and must be a single one")
         token = int(ids[0])
-        # A tokenizer has one id for all that it does not know. Some drop the space of a word.
+        # A tokenizer has one id for all unknown texts. Some drop the space of a word.
         known = tokenizer.decode([token], clean_up_tokenization_spaces=False)
         assert isinstance(known, str)  # a list only for several sequences
         if known.strip() != text.strip():

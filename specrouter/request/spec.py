@@ -1,4 +1,4 @@
-"""RequestSpec: a request as it was accepted, checked and complete. Nothing in it changes."""
+"""RequestSpec: a request as it was accepted, checked and complete. It never changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ class HandedKV:
     They are taken once: they are large, and must not be kept for as long as their request.
 
     Attributes:
-        is_checked: what does not fit the request has been left out.
+        is_checked: parts that do not fit the request have been left out.
     """
 
     def __init__(self, parts: "Sequence[RowKV]") -> None:
-        """`parts`: in the order of their positions."""
+        """Keep the parts, in the order of their positions."""
         self.parts = list(parts)
         self.is_checked = False
 
     @property
     def tokens(self) -> int:
-        """That they are of, at most; 0 where they have been taken."""
+        """The most tokens that they cover; 0 if they have been taken."""
         return max((part.stop for part in self.parts), default=0)
 
     def take(self) -> "list[RowKV]":
@@ -43,23 +43,23 @@ class RequestSpec:
 
     Attributes:
         generated: output tokens of earlier attempts.
-        sample: 0 .. n - 1; the samples of one prompt share its seed, and draw from it each a
-            stream of their own.
-        bad_words_ids: all that must not come about, the texts of `params.bad_words` included.
-        objective: None: throughput traffic.
+        sample: 0 .. n - 1; the samples of one prompt share its seed, and each draws its own stream
+            from it.
+        bad_words_ids: all sequences that must not be generated, the texts of `params.bad_words`
+            included.
+        objective: None: best effort.
         priority: the lowest is admitted first; a step of it is worth ten seconds of waiting.
-        timeout_s: after which the request ends, waiting or running, with what it has.
-        grammar: of `params.structure`.
+        timeout_s: time after which the request ends, waiting or running, with what it has.
+        grammar: compiled `params.structure`.
         predicted: tokens that the output is expected to resemble.
         reuses_outputs: it may quote earlier outputs of its tenant, and later ones its own.
-        elapsed_s: since it was first submitted, to whomever: its times and `timeout_s` count from
-            then.
-        arrivals: of the tokens that are `generated`: seconds after that, and how many came
-            together. Where there are none, times of tokens count from the first one of this
-            attempt.
-        prefill_only: it ends after its first token, and hands out the keys and values of all
-            before it (`Delta.kv`), so that its text can go on elsewhere.
-        kv: that were handed out so: what they are of need not be read.
+        elapsed_s: time since it was first submitted, here or elsewhere: its times and `timeout_s`
+            count from then.
+        arrivals: arrivals of the `generated` tokens: seconds after that, and how many came
+            together. If there are none, times of tokens count from the first one of this attempt.
+        prefill_only: it ends after its first token, and hands out the keys and values of all before
+            it (`Delta.kv`), so that its text can go on elsewhere.
+        kv: keys and values that were handed out so: their tokens need not be read.
     """
 
     token_ids: tuple[int, ...]
@@ -86,14 +86,14 @@ class RequestSpec:
 
     @property
     def most_tokens(self) -> int:
-        """Output tokens at which it ends, those of earlier attempts included."""
+        """The output tokens at which it ends, those of earlier attempts included."""
         if self.prefill_only:
             return len(self.generated) + 1
         return self.params.max_new_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Of prompt and output, at most."""
+        """The most tokens of prompt and output."""
         return len(self.token_ids) + self.most_tokens
 
 

@@ -1,4 +1,4 @@
-"""Structure: what a text must look like, as the caller says it."""
+"""Structure: the form of a text, as the caller states it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,29 +13,29 @@ StructureKind = Literal["json_object", "json_schema", "regex", "choice", "gramma
 
 @runtime_checkable
 class TextForm(Protocol):
-    """What a text goes by, token by token: a compiled structure, or a form of one's own."""
+    """The rule of a text, token by token: a compiled structure, or a form of one's own."""
 
     def start(self) -> "TokenGrammar":
-        """For one row."""
+        """Return the state for one row."""
 
     def check(self, generated: Sequence[int]) -> None:
-        """Raises `RequestError` unless it allows a text of these ids."""
+        """Raise `RequestError` unless it allows a text of these ids."""
 
 
 @dataclass(frozen=True, init=False)
 class Structure:
-    """A form that the whole output has, as long as it ends by itself and not by its length.
+    """A form of the whole output, if that ends by itself and not by its length.
 
     Attributes:
         kind: `json_object`: any JSON object; `json_schema`; `regex`: the whole text matches;
-            `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it;
+            `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it.
             Between two parts of JSON stands nothing, a space, or a newline and up to 16 spaces.
-        source: the schema, the expression, the list of texts, the grammar; nothing for
-            `json_object`. A schema and a list are kept as JSON text, and may be given as it.
-        around: a grammar of the output, in which `@body` is this form; nothing: it is the whole.
-        open_ended: where it is complete and may go on, it does so only if the model says so by
-            itself: any id may follow, and one that the form does not go on with is its last but the
-            end.
+        source: the schema, the expression, the list of texts, the grammar; empty for `json_object`.
+            A schema and a list are kept as JSON text, and may be given so.
+        around: a grammar of the output, in which `@body` is this form; empty: the form is the
+            whole.
+        open_ended: where it is complete and may go on, it does so only if the model chooses to: any
+            id may follow, and after one that does not continue the form only the end may follow.
     """
 
     kind: StructureKind
@@ -50,7 +50,10 @@ class Structure:
         around: str = "",
         open_ended: bool = False,
     ) -> None:
-        """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""
+        """Set the fields; a schema or a list becomes JSON text.
+
+        Raises `TypeError` or `ValueError` for one that JSON cannot hold.
+        """
         if isinstance(source, Mapping | list | tuple):  # anything else is refused with its request
             source = json.dumps(source, allow_nan=False)
         object.__setattr__(self, "kind", kind)

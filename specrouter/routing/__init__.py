@@ -1,1 +1,1 @@
-"""Which chain of models drafts for which requests, and when that is decided anew."""
+"""Routing: the choice of the chain that drafts for each request, and when to make it anew."""

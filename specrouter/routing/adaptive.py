@@ -1,10 +1,10 @@
-"""The policy `adaptive`: the least predicted time of a committed token.
+"""The policy `adaptive`, which minimises the predicted time of a committed token.
 
-Measured curves T(n) and learned acceptances say what every chain, with every depth, width and
-number of verified nodes, promises (`specrouter.profile.prediction`). What is in use is kept unless
-something else is clearly better, and the target alone is always a candidate, so speculation that
-does not pay is not used. Source: SpecRouter, section 4.2 and Algorithm 1, with measured curves in
-place of its moving averages.
+Measured curves T(n) and learned acceptances predict this time for every chain, depth, width and
+number of verified nodes (`specrouter.profile.prediction`). The option in use is kept unless another
+is clearly better. The target alone is always a candidate, so speculation that does not pay is not
+used. Source: SpecRouter, section 4.2 and Algorithm 1, with measured curves in place of its moving
+averages.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,14 +16,14 @@ from specrouter.request.params import Chain
 from specrouter.routing.chain_policy import Candidates, ChainPolicy, Models, Situation
 from specrouter.view import ChainDecision
 
-# Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
-# pairs promise most, and go on with one of so many intermediates that the target accepts most of.
+# A chain longer than a pair is evaluated only if it begins with one of the 4 drafters whose pairs
+# are predicted to be fastest, and goes on with one of the 4 intermediates accepted most.
 _PROMISING = 4
-# What is in use is kept unless something else promises to be faster by this factor: predictions
-# jitter, and a change of chain costs the catching up of a drafter.
+# The option in use is kept unless another is predicted to be faster by this factor: predictions
+# fluctuate, and after a change of chain a drafter has to catch up.
 _HYSTERESIS = 0.96
-_WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
-# What a model must promise that never ran: to load it takes seconds, and to read all prompts.
+_WORTH_IT = 0.97  # share of the target-only time below which speculation is worth its risk
+# The same for a model that never ran: it takes seconds to load, and must read all prompts.
 _WORTH_LOADING = 0.9
 
 
@@ -68,7 +68,7 @@ ADAPTIVE = Adaptive()
 
 
 def _fate(chain: Chain, grids: Collection[Chain], pool: Candidates, models: Models) -> str:
-    """Why what was in use cannot be kept."""
+    """Return the reason why the chain in use cannot be kept."""
     if chain in grids:
         return "can have other trees now"
     fits = pool.fit(chain, models.held)
@@ -76,7 +76,7 @@ def _fate(chain: Chain, grids: Collection[Chain], pool: Candidates, models: Mode
 
 
 def _grids(pool: Candidates, now: Situation) -> dict[Chain, OptionGrid]:
-    """Of the chains that draft and are worth a look."""
+    """Return the grids of the drafting chains that are evaluated, by chain."""
     found: dict[Chain, OptionGrid] = {}
 
     def look_at(chains: Iterable[Chain]) -> None:
@@ -89,7 +89,7 @@ def _grids(pool: Candidates, now: Situation) -> dict[Chain, OptionGrid]:
         return -acceptance_rate((name,), pool.target, now.snapshot, now.workload.sampled)
 
     reachable = pool.reachable(now.models)
-    if now.limits.depth is None:  # else they draft as deep as somebody has said
+    if now.limits.depth is None:  # text drafters stand in chains only where the depth is fixed
         reachable = [chain for chain in reachable if chain[0] not in pool.quoters]
     look_at(chain for chain in reachable if len(chain) == 2)
     longer = [c for c in reachable if len(c) > 2]
@@ -101,14 +101,14 @@ def _grids(pool: Candidates, now: Situation) -> dict[Chain, OptionGrid]:
 
 
 def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:
-    """Whether the time of all drafting models is known; the n-gram drafter is no model."""
+    """Return whether the times of all drafting models are known; text drafters need none."""
     return all(name in snapshot.times or not snapshot.parameters[name] for name in chain[:-1])
 
 
 def _kept(
     current: ChainDecision, alone: Option, grids: Mapping[Chain, OptionGrid]
 ) -> Option | None:
-    """What is predicted now of what is in use, if it may still be used."""
+    """Return the new prediction of the option in use, or None if it may not be used any more."""
     if current.chain == alone.chain:
         return alone
     grid = grids.get(current.chain)

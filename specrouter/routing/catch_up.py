@@ -1,12 +1,13 @@
-"""Catching up: which rows drafters read for, how much in one cycle, and who drafts meanwhile.
+"""Catching up: for which rows drafters read unread tokens, how many in a cycle, and who drafts.
 
-A drafter lags behind a row whose prompt it never saw, or whose text others decoded. In one cycle
-each model reads at most a chunk of what it lacks, of all rows together, so that no row's long text
-holds up the others; a row that still lags by more than `CATCH_UP_TOKENS` decodes without a draft.
-The shortest texts come first: those rows draft soonest, and since the target reads no more of new
-prompts in a cycle, they cannot keep a long text waiting for longer than it is busy.
+A drafter lags behind a row whose prompt it never read, or whose text was decoded without it. In one
+cycle each model reads at most a chunk of unread tokens, of all rows together, so that a long text
+does not delay the other rows. A row that still lags by more than `CATCH_UP_TOKENS` decodes without
+a draft. The shortest texts come first, because their rows can draft soonest. The target reads no
+more prompt tokens in a cycle than that, so new prompts delay a long text only while the target is
+busy.
 
-Reading delays every request and serves one. It must be earned back by that one:
+Reading delays all requests and helps one. That one must earn it back:
 
     requests * time to read  <  tokens that it will draft for * time gained by each
 
@@ -33,15 +34,17 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """Rows of which a chain's models lack nothing when they draft in this cycle: `able`; and those
-    for which they have to read before, or for longer than that: `reads`.
+    """The rows for which a chain drafts in this cycle, and those for which its models have to read.
 
-    All others are not worth reading for.
+    Reading does not pay for all other rows.
 
     Attributes:
-        tokens: that are read in this cycle, by model; `ms`: the time that takes.
-        able_share: of that, what is read for rows that draft in this cycle, if any do.
-        leaves_out: for some of `reads` this cycle does not read to the end.
+        able: rows that draft in this cycle, since the models have read all of their text by then.
+        reads: rows for which the models read in this cycle, and perhaps in later ones.
+        tokens: unread tokens that are read in this cycle, by model.
+        ms: time that this reading takes.
+        able_share: share of these tokens that is read for `able` rows.
+        leaves_out: some of `reads` still lag after this cycle.
     """
 
     able: frozenset[int]
@@ -54,8 +57,11 @@ class Drafting:
     def options(
         self, rows: Iterable[int], now: Option, later: Option, alone: Option
     ) -> dict[int, Option]:
-        """What each row goes through in a cycle of the option `now`. `later`: in others, for which
-        is read though nobody drafts in this one; not for rows that would draft at once."""
+        """Return the option by which each row decodes in a cycle of the option `now`.
+
+        `later` is the option of other cycles. Rows that drafters read for get it if this cycle does
+        not draft.
+        """
         drafts = len(now.chain) > 1
         reads, rest = (now, alone) if drafts else (later, now)
         return {
@@ -64,7 +70,7 @@ class Drafting:
 
 
 def gain_ms(decision: ChainDecision, machine: float) -> float | None:
-    """What a token takes less by the drafts that were decided on; None: nobody predicted it."""
+    """Return the time that a decision's drafts save per token; None without a prediction."""
     main = decision.predicted
     if main is None:
         return None
@@ -73,15 +79,16 @@ def gain_ms(decision: ChainDecision, machine: float) -> float | None:
 
 
 class CycleCatchUp:
-    """What drafters read beside one cycle.
+    """The unread tokens that drafters read in one cycle.
 
     Attributes:
-        ms: that this takes, of all that was noted so far.
-        leaves_out: there are requests for which the chains that were asked for cannot draft yet.
+        ms: time of all reading that was noted so far.
+        leaves_out: there are requests for which the noted chains cannot draft yet.
 
     Args:
         chunk: the most tokens that a model reads.
-        requests: all that the cycle delays.
+        view: the engine at the beginning of the cycle.
+        requests: number of requests that the cycle delays.
     """
 
     def __init__(self, chunk: int, view: EngineView, requests: int) -> None:
@@ -93,7 +100,7 @@ class CycleCatchUp:
         self._read: dict[str, int] = {}  # tokens by model
 
     def note(self, drafting: Drafting, drafts: bool = True) -> Drafting:
-        """The cycle reads this; without what is read for rows that draft, if none does."""
+        """Add this reading to the cycle, without the share of drafting rows unless it `drafts`."""
         share = 1.0 if drafts else 1.0 - drafting.able_share
         for name, tokens in drafting.tokens.items():
             self._read[name] = self._read.get(name, 0) + round(share * tokens)
@@ -104,10 +111,12 @@ class CycleCatchUp:
     def drafting(
         self, chain: Chain, requests: Mapping[int, RequestView], gain_ms: float | None = None
     ) -> Drafting:
-        """Who of the requests, by row, drafts through a chain.
+        """Return for which of the requests a chain can draft, and what its models read for them.
 
         Args:
-            gain_ms: see the function; None: they are caught up whatever that costs.
+            chain: the drafting models, and the target.
+            requests: the requests by row.
+            gain_ms: see the function `gain_ms`; None: all rows are caught up, at any cost.
         """
         every = np.array(sorted(requests), dtype=np.int64)
         missed = {name: self._view.missed(name, every) for name in chain[:-1]}
@@ -145,20 +154,22 @@ class CycleCatchUp:
     def payable(
         self, workload: Workload, target: str, requests: Mapping[int, RequestView]
     ) -> Workload:
-        """The workload without requests that no drafter reads for whatever is drafted: a long text
-        that ends soon must not keep all others from their drafter. They decode beside.
+        """Return the workload without requests for which reading pays for no drafter.
 
-        Where nobody is left all are counted.
+        A long text that ends soon must not keep the drafter from all others. Such requests decode
+        in the same pass without drafts. If there are no other requests, all are counted.
 
         Args:
-            requests: of the workload, that decode, by row.
+            workload: the requests that a decision is about.
+            target: name of the target.
+            requests: the decoding requests of the workload, by row.
         """
         lagging = [model for model, total in workload.lags.items() if total >= 1.0]
         if not lagging:
             return workload
         rows, counted = np.array(sorted(requests), dtype=np.int64), dict(workload.lags)
         snapshot, remaining = self._view.performance, _remaining(requests, rows)
-        # No draft gains more by a token than the time that the target alone takes for it.
+        # A draft saves at most the target's own time per token.
         alone_ms = snapshot.machine * target_only(snapshot, workload, target).cycle_ms
         anybody = np.full(len(rows), len(lagging) < len(counted))
         for model in lagging:
@@ -177,11 +188,13 @@ class CycleCatchUp:
         )
 
     def reading_ms(self, model: str, target: str, rows: Ints, tokens: Ints) -> Floats:
-        """[R] of reading so many tokens of each row, on the machine as it is now: their shares in
-        forwards that they have together, of a chunk each."""
+        """Return the time [R] to read so many tokens of each row, on the machine as it is now.
+
+        Rows share passes of a chunk each, so these are their shares of the passes' times.
+        """
         snapshot, slots = self._view.performance, self._view.slots_of(rows)
         packed = min(self._chunk, max(1, int(tokens.sum())))
-        seen = np.maximum(slots - tokens / 2, 1.0)  # in the mean
+        seen = np.maximum(slots - tokens / 2, 1.0)  # mean over the pass
         attended = (packed + READING_QUERIES) * seen
         ms = curve_of(snapshot, model, target).many(np.full(len(rows), float(packed)), attended)
         shares: Floats = snapshot.machine * ms * tokens / packed
@@ -190,14 +203,16 @@ class CycleCatchUp:
     def _pays(
         self, target: str, rows: Ints, lags: Mapping[str, Ints], remaining: Ints, gain_ms: float
     ) -> Bools:
-        """[R] whether what a row lacks can be earned back in the tokens that are left when it has
-        been read, after those of the rows before it."""
+        """Return whether reading for each row [R] is earned back by the tokens left after it.
+
+        Rows are read in the order of their cost, so each waits for those before it.
+        """
         cost_ms = np.zeros(len(rows))
         for name, lag in lags.items():
             cost_ms += self._requests * self.reading_ms(name, target, rows, lag)
         could = cost_ms < remaining * gain_ms  # if it were read at once
         order = np.argsort(cost_ms, kind="stable")
-        cycles = np.ones(len(rows), dtype=np.int64)  # until it drafts
+        cycles = np.ones(len(rows), dtype=np.int64)  # cycles until it drafts
         for lag in lags.values():
             ahead = np.cumsum(np.where(could, lag, 0)[order])
             cycles[order] = np.maximum(cycles[order], -(-ahead // self._chunk))
@@ -206,5 +221,5 @@ class CycleCatchUp:
 
 
 def _remaining(requests: Mapping[int, RequestView], rows: Ints) -> Ints:
-    """[R] tokens that each may still gain."""
+    """Return the number of tokens [R] that each request may still gain."""
     return np.array([requests[row].remaining for row in rows.tolist()], dtype=np.int64)

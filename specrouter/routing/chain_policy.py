@@ -1,10 +1,10 @@
-"""ChainPolicy: what a policy for chains is, and those that decide nothing by measurements.
+"""ChainPolicy: the interface of a policy for chains, and the policies that need no measurements.
 
 A policy chooses the chain of models, and the shape of its drafts, for requests that leave these to
 the scheduler. To write one, subclass `ChainPolicy`, override `choose`, and name an instance of it
 in a configuration: `scheduler.policy: my_package.my_module:MY_POLICY`.
 
-Contract: pure. A policy knows what it is told, and keeps nothing between calls.
+Contract: pure. A policy knows only its arguments, and keeps nothing between calls.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
 from specrouter.view import ChainDecision, EngineView
 
-DEFAULT_DEPTH = 4  # of drafts, where neither the configuration nor a request says
+DEFAULT_DEPTH = 4  # of drafts, where neither the configuration nor a request sets it
 
 
 @dataclass(frozen=True)
 class Models:
-    """Which models requests may be routed through.
+    """The models that requests may be routed through.
 
     Attributes:
-        available: that may be used; the target always may.
-        held: that other requests of the cycle draft with, beside which a chain must have room.
+        available: models that may be used; the target always may.
+        held: models that other requests of the cycle draft with; a chain must fit in memory beside
+            them.
     """
 
     available: Collection[str]
@@ -44,8 +45,8 @@ class Candidates(Protocol):
     Attributes:
         config: the section `scheduler`.
         target: the model that every chain ends in.
-        candidates: all chains worth a look that fit in memory, the target alone included.
-        quoters: members that quote texts in single cycles, whatever chain is chosen.
+        candidates: all chains to consider that fit in memory, the target alone included.
+        quoters: text drafters, which may draft in single cycles beside any chosen chain.
     """
 
     config: SchedulerConfig
@@ -54,29 +55,29 @@ class Candidates(Protocol):
     quoters: frozenset[str]
 
     def reachable(self, models: Models) -> list[Chain]:
-        """The candidates that may be used now."""
+        """Return the candidates that may be used now."""
 
     def may_use(self, chain: Chain, models: Models) -> bool:
-        """Whether a chain's models are available and have room beside those that are held."""
+        """Return whether a chain's models are available and fit in memory beside the held ones."""
 
     def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
-        """Whether a chain's models can be in memory beside those that are held there."""
+        """Return whether a chain's models fit in memory beside the held ones."""
 
     def usable(self, chain: Chain, models: Models) -> Chain:
-        """A chain without the models that may not be used now."""
+        """Return the chain without the models that may not be used now."""
 
     def smallest_pair(self) -> Chain:
-        """The smallest drafter that has weights and the target; the target where there is none."""
+        """Return the smallest drafter with weights and the target; without one, the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a decision is made from.
+    """The input of a decision.
 
     Attributes:
         snapshot: measured times and acceptances.
         workload: the requests that the decision is for, and those beside them.
-        models: that may be used.
+        models: models that may be used.
         limits: depth, width and nodes, as far as the configuration or the requests fix them.
         current: the decision in use; None before the first.
     """
@@ -90,12 +91,12 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestDepth:
-    """How deep one request drafts, where a policy sets this for each.
+    """The depth of one request's drafts, for a policy that sets it per request.
 
     Attributes:
-        levels: of its draft.
-        together: requests that may draft so deep in one cycle; others take turns.
-        memory: what the policy wants to be told of this request in the next cycle.
+        levels: levels of its draft.
+        together: the most requests that may draft so deep in one cycle; others take turns.
+        memory: what the policy gets back about this request in the next cycle.
     """
 
     levels: int
@@ -104,20 +105,21 @@ class RequestDepth:
 
 
 def fitting_width(depth: int, width: int) -> int:
-    """The width, or the most with which a tree of this depth stays within MAX_TREE_TOKENS."""
+    """Return the width, reduced so that a tree of this depth stays within MAX_TREE_TOKENS."""
     return max(1, min(width, MAX_TREE_TOKENS // depth))
 
 
 class ChainPolicy(ABC):
-    """Attributes:
-    takes_chain, needs_chain: whether `scheduler.chain` may, or must, be given.
-    drafts_paths: trees have width 1.
-    decides_every_cycle: nothing is kept from one cycle to the next.
-    learns: it decides by what was measured.
-    evaluates: drafters that are not in use are evaluated beside a cycle from time to time, so that
-        what is known of them stays true.
-    default_depth: levels of drafts where neither the configuration nor a request says.
-    default_selection: of nodes, where `trees.selection` is left out.
+    """A policy that chooses the chain of models.
+
+    Attributes:
+        takes_chain, needs_chain: whether `scheduler.chain` may, or must, be given.
+        drafts_paths: trees have width 1.
+        decides_every_cycle: nothing is kept from one cycle to the next.
+        learns: it decides by measurements.
+        evaluates: idle drafters get shadow evaluations, which keep their acceptances up to date.
+        default_depth: levels of drafts where neither the configuration nor a request sets them.
+        default_selection: selection of nodes, where `trees.selection` is left out.
     """
 
     takes_chain: bool = False
@@ -131,24 +133,24 @@ class ChainPolicy(ABC):
 
     @abstractmethod
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
-        """The chain and the shape of its drafts, until the decision is due again."""
+        """Return the chain and the shape of its drafts, until the decision is due again."""
 
     def chains(self, pool: Candidates) -> Sequence[Chain]:
-        """All that the policy may choose: their models are loaded and timed at the start."""
+        """Return all chains that may be chosen; their models are loaded and timed at the start."""
         return pool.candidates
 
     def depths(self, view: EngineView) -> Mapping[int, RequestDepth] | None:
-        """By request id, where each request has a depth of its own; None elsewhere."""
+        """Return the depths by request id, if each request has its own; else None."""
         return None
 
     def shape(self, limits: Limits) -> DraftShape:
-        """The configured one, completed by `default_depth` and width 1."""
+        """Return the configured shape, completed by `default_depth` and width 1."""
         depth = limits.depth or self.default_depth
         return DraftShape(depth, fitting_width(depth, limits.width or 1), limits.nodes or 0)
 
 
 class FixedChain(ChainPolicy):
-    """The configured chain, where a policy takes one, else the smallest drafter and the target."""
+    """The configured chain, if the policy takes one; else the smallest drafter and the target."""
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         return ChainDecision(
@@ -163,8 +165,6 @@ class FixedChain(ChainPolicy):
 
 
 class _TargetOnly(ChainPolicy):
-    """No speculation."""
-
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         return ChainDecision(chain=(pool.target,), shape=self.shape(now.limits))
 

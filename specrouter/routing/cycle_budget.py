@@ -1,8 +1,8 @@
-"""What the trees of one cycle may cost (`Admission`), and shapes that cost no more.
+"""The budget that admission leaves to the trees of one cycle (`Admission`).
 
-Admission plans a cycle's prompts and tokens together, and leaves so many nodes and so much time to
-drafts. All routes of a cycle are cut alike: to the deepest trees that fit, first of their width,
-then of width 1; where none fit, the target decodes alone, which is always allowed.
+Admission plans a cycle's prompts and tokens together, and leaves a number of nodes and a time to
+drafts. All routes of a cycle are cut alike: to the deepest trees that fit, first at their width,
+then at width 1. If none fit, the target decodes alone, which is always allowed.
 
 Pure.
 """
@@ -17,7 +17,7 @@ from specrouter.routing.route import Route
 from specrouter.slo.admission import Admission
 from specrouter.slo.tree_selection import Bools, CycleCost, Ints, global_greedy
 
-Cut = dict[Route, Route]  # routes, and what becomes of each
+Cut = dict[Route, Route]  # the route that replaces each one
 
 
 def cut_to_budget(
@@ -26,12 +26,14 @@ def cut_to_budget(
     whole_nodes: Callable[[Route], int],
     ms: Callable[[Sequence[tuple[Route, int]]], float],
 ) -> Cut:
-    """What becomes of the routes.
+    """Return the routes of the cycle after cutting them to the budget.
 
     Args:
-        members: rows of each.
-        whole_nodes: of one request's tree, where all of it is verified; 0 where a selector picks.
-        ms: predicted of a cycle of routes of so many requests.
+        admission: the budget.
+        members: rows of each route.
+        whole_nodes: nodes of one request's tree, where all of it is verified; 0 where a selector
+            picks.
+        ms: predicted time of a cycle, from each route's number of requests.
     """
     most, most_ms = admission.budget_nodes, admission.budget_ms
     for cut in _cuts(list(members)):
@@ -46,7 +48,7 @@ def cut_to_budget(
 
 
 def nodes_within(admission: Admission, cost: CycleCost, wanted: int) -> int:
-    """So many nodes, or as many as may be verified in a cycle of this cost."""
+    """Return the wanted nodes, or the most that may be verified in a cycle of this cost."""
     nodes, ms = admission.budget_nodes, admission.budget_ms
     most = wanted if nodes is None else min(wanted, nodes)
     if ms is None:
@@ -56,8 +58,10 @@ def nodes_within(admission: Admission, cost: CycleCost, wanted: int) -> int:
 
 
 def bounded(selector: TreeSelector, most: int) -> TreeSelector:
-    """The selector, of whose choice no more than the likeliest `most` nodes are left, those of
-    whole trees included."""
+    """Return a selector that keeps only the likeliest `most` nodes of the given one's choice.
+
+    The nodes of whole trees count as well.
+    """
 
     def select(rows: Ints, candidates: Candidates, aside: int) -> Bools:
         chosen, left = selector(rows, candidates, aside), max(0, most - aside)
@@ -70,7 +74,7 @@ def bounded(selector: TreeSelector, most: int) -> TreeSelector:
 
 
 def _cuts(routes: Sequence[Route]) -> Iterator[Cut]:
-    """As they are, then ever smaller trees, at last none."""
+    """Yield the routes as they are, then with ever smaller trees, and last without drafts."""
     yield {route: route for route in routes}
     drafting = [route for route in routes if len(route.chain) > 1]
     deepest = max((route.shape.depth for route in drafting), default=0)

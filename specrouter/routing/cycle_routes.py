@@ -1,7 +1,7 @@
-"""CycleRoutes: which of a cycle's requests decode through what, and who sits out.
+"""CycleRoutes: the route of each request of a cycle, and the requests that sit out.
 
-It takes the decisions that stand, or has them made anew, honours what single requests ask for, and
-gives this one cycle the trees that suit it. Used for one view, and thrown away.
+It uses the decisions in use, or has them made anew, honours the overrides of single requests, and
+gives this one cycle the trees that suit it. An instance serves one view.
 
 Not here: the rest of a plan (`specrouter.routing.planner`).
 """
@@ -35,10 +35,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(kw_only=True)
 class CycleRoutes:
-    """Attributes, when `find` has been called:
-    members: rows by route, of requests that take part.
-    predicted: what a route is predicted to bring and to cost.
-    waiting: rows that sit out.
+    """The routes of one cycle.
+
+    Attributes, after `find` has been called:
+        members: rows of the requests that take part, by route.
+        predicted: predicted tokens and costs of a route.
+        waiting: rows that sit out.
     """
 
     scheduler: ModelChainScheduler
@@ -47,17 +49,17 @@ class CycleRoutes:
     decisions: CycleDecisions
     catch_up: CycleCatchUp
     prefill: Prefill
-    requests: Mapping[int, RequestView]  # that decode, by row
+    requests: Mapping[int, RequestView]  # the decoding requests, by row
     progress: Progress  # of the same
     admission: Admission
-    depths: Mapping[int, RequestDepth] | None = None  # by id, where each request has its own
+    depths: Mapping[int, RequestDepth] | None = None  # by id, if each request has its own
     members: dict[Route, list[int]] = field(default_factory=dict)
     predicted: dict[Route, Option] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     foreseen: dict[tuple[object, ...], tuple[int, Option]] = field(default_factory=dict)
 
     def find(self) -> None:
-        held: frozenset[str] = frozenset()  # models of those that come first
+        held: frozenset[str] = frozenset()  # models of the groups before
         for asked in by_what_they_ask(self.requests, self.scheduler.target, self.view.available):
             if asked.key is None:
                 held |= self._route_named(asked, held)
@@ -68,12 +70,11 @@ class CycleRoutes:
         self._foresee()
 
     def workload(self) -> Workload:
-        """Of the requests that take part."""
+        """Return the workload of the requests that take part."""
         rows = [row for rows in self.members.values() for row in rows]
         return workload_of([self.requests[row] for row in rows], with_lags=False)
 
     def _cut(self) -> None:
-        """To what the budget allows."""
         cuts = cut_to_budget(self.admission, self.members, self._whole_nodes, self._ms)
         for route, cut in cuts.items():
             if cut != route:
@@ -81,14 +82,19 @@ class CycleRoutes:
                 self.predicted.pop(route, None)
 
     def _whole_nodes(self, route: Route) -> int:
-        """Of a request's tree, if all of it is verified: each intermediate may lengthen a path."""
+        """Return the nodes of a request's tree if all of it is verified, else 0.
+
+        Each intermediate may lengthen a path.
+        """
         if len(route.chain) == 1 or not route.whole:
             return 0
         return nodes_of(route) + len(route.chain) - 2
 
     def _ms(self, shares: Sequence[tuple[Route, int]]) -> float:
-        """Predicted of a cycle of routes of so many requests, with the nodes that their options
-        mean to verify."""
+        """Return the predicted time of a cycle in which routes have so many requests each.
+
+        The target verifies the nodes that the routes plan for, within the budget.
+        """
         snapshot, target = self.view.performance, self.scheduler.target
         work = workload_of(list(self.requests.values()), with_lags=False)
         nodes, levels_ms = 0, 0.0
@@ -112,7 +118,7 @@ class CycleRoutes:
         return cost.whole_ms(nodes)
 
     def _route_named(self, asked: Asked, held: frozenset[str]) -> frozenset[str]:
-        """Of requests that name their chain, or want none. Returns the models in use."""
+        """Route requests that name their chain, or want none. Return the models in use."""
         used = held
         chains: dict[Chain, dict[int, RequestView]] = {}
         for row, request in asked.requests.items():
@@ -120,7 +126,7 @@ class CycleRoutes:
             self.members.setdefault(route, []).append(row)
             chains.setdefault(route.chain, {})[row] = request
             used = used.union(route.chain)
-        for chain, those in chains.items():  # caught up whatever it costs
+        for chain, those in chains.items():  # caught up at any cost, since it was asked for
             self.catch_up.note(self.catch_up.drafting(chain, those))
         return used
 
@@ -129,7 +135,7 @@ class CycleRoutes:
             return Route((self.scheduler.target,))
         limits = self.scheduler.limits((override.depth, override.width))
         depth = limits.depth or DEFAULT_DEPTH
-        # Who names a chain gets its trees whole, unless a selection was configured.
+        # Trees of a named chain are verified whole, unless a selection was configured.
         is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
         whole = is_open or self._is_whole(chain)
         shape = DraftShape(depth, fitting_width(depth, limits.width or 1))
@@ -138,7 +144,7 @@ class CycleRoutes:
     def _route_scheduled(
         self, key: Override, requests: Mapping[int, RequestView], held: frozenset[str]
     ) -> frozenset[str]:
-        """Of requests that leave the chain to the scheduler. Returns the models in use."""
+        """Route requests that leave the chain to the scheduler. Return the models in use."""
         if not self.view.drafts:
             self.members.setdefault(Route((self.scheduler.target,)), []).extend(requests)
             return held
@@ -166,7 +172,7 @@ class CycleRoutes:
         return held
 
     def _deepest(self, request: int) -> int | None:
-        """Levels that may be drafted for a request, by id; None: as many as are promised."""
+        """Return the most levels to draft for a request, by id; None: no cap."""
         cap = self.admission.depths.get(request)
         if self.depths is None:
             return cap
@@ -174,8 +180,10 @@ class CycleRoutes:
         return levels if cap is None else min(cap, levels)
 
     def _at_once(self, option: Option, requests: Mapping[int, RequestView]) -> list[int]:
-        """The rows of a group that draft in this cycle; where not all may draft together, those
-        that have waited longest. The others sit out."""
+        """Return the rows of a group that draft in this cycle.
+
+        If not all may draft together, those that have waited longest do, and the others sit out.
+        """
         if self.depths is None or len(option.chain) == 1:
             return list(requests)
         waited = self.view.standing.waited
@@ -187,16 +195,16 @@ class CycleRoutes:
     def _route(
         self, key: Override, option: Option, decision: ChainDecision, cap: int | None
     ) -> Route:
-        """`cap`: the most levels that may be drafted; None: as many as are promised."""
+        """Return the route of an option. `cap`: the most levels to draft; None: no cap."""
         if cap == 0:
             return Route((self.scheduler.target,))
-        # Options are of known shapes: the next larger one is predicted, or else the largest.
+        # Options have shapes of the grid: the next larger one than asked for, or else the largest.
         limits, shape = self.scheduler.limits(key), option.shape
         depth = limits.depth or shape.depth if shape.depth else 1
         depth = min(depth, cap or depth)
         width = fitting_width(depth, min(shape.width, limits.width or shape.width))
         drafted = DraftShape(depth, width)
-        quotes = None  # what of it is not worth its time is not verified
+        quotes = None  # allowed only if a selector drops nodes that do not pay
         if self.trees.selection.takes_quotations and cap is None:
             quotes = self.scheduler.quoter(option.chain, decision, key, self.view.available)
         return Route(
@@ -208,8 +216,11 @@ class CycleRoutes:
         )
 
     def _form(self, shape: DraftShape) -> tuple[int, ...] | None:
-        """The fixed form of trees, if there is one: not for who asks for another depth or width,
-        nor where only paths are drafted or admission allows fewer levels."""
+        """Return the fixed form of trees, if there is one and it has this shape.
+
+        It does not where requests ask for another depth or width, where only paths are drafted, or
+        where admission allows fewer levels.
+        """
         form = self.trees.branching
         fits = form is not None and (len(form), prod(form)) == (shape.depth, shape.width)
         return form if fits else None
@@ -218,8 +229,10 @@ class CycleRoutes:
         return len(chain) == 1 or self.trees.selection.takes_whole_trees
 
     def _spare_chain(self, decision: ChainDecision, models: Models) -> Chain | None:
-        """The best chain that could draft at once for requests in need: their cycle is no time to
-        load a model."""
+        """Return the best loaded chain that could draft at once for requests in need.
+
+        Their cycle leaves no time to load a model.
+        """
         for chain in (option.chain for option in decision.alternatives):
             is_ready = self.view.loaded.issuperset(chain[:-1])
             if is_ready and self.scheduler.may_use(chain, models):
@@ -233,16 +246,18 @@ class CycleRoutes:
         spare: Chain | None,
         requests: Mapping[int, RequestView],
     ) -> tuple[Option, frozenset[int], Drafting]:
-        """The decision's option with the trees that suit this one cycle, rows that sit out, and who
-        drafts if anybody does.
+        """Choose the option for this one cycle, the rows that sit out, and the rows that may draft.
 
         Args:
-            spare: may draft where the target alone was decided on.
+            decision: the decision in use.
+            main: its option.
+            spare: chain that may draft where the target alone was decided on.
+            requests: the requests of the decision, by row.
         """
         snapshot, drafts = self.view.performance, len(main.chain) > 1
         if not drafts and not (self.progress.rates > 0.0).any():
-            spare = None  # nobody is in need
-        # Where drafts are to pay in the long run, what they need is read either way.
+            spare = None  # no request is in need
+        # Drafts that were decided on pay in the long run: drafters read for them in any case.
         gain = gain_ms(decision, snapshot.machine) if drafts else None
         drafting = self.catch_up.drafting(spare or main.chain, requests, gain)
         alone = main if not drafts else Option(chain=(self.scheduler.target,))
@@ -260,11 +275,14 @@ class CycleRoutes:
         if not drafts:
             drafting = replace(drafting, reads=frozenset())
         if choice.option is None and (self.prefill.tokens or not choice.active.all()):
-            found = replace(alone, plain_ms=0.0)  # of another cycle
+            found = replace(alone, plain_ms=0.0)  # its prediction is not of this cycle
         return found, frozenset(progress.rows[~choice.active].tolist()), drafting
 
     def _beside(self, progress: Progress, drafting: Drafting, at_once: float) -> Beside:
-        """`at_once`: share of what is read that rows who draft in this cycle need."""
+        """Return the other work of the cycle.
+
+        `at_once` is the share of the reading that rows which draft in this cycle need.
+        """
         return Beside(
             self.prefill.tokens,
             len(self.progress.rows) - len(progress.rows),
@@ -273,12 +291,12 @@ class CycleRoutes:
         )
 
     def _foresee(self) -> None:
-        """Adds predictions of the routes that have none, so that their outcomes teach too."""
+        """Add predictions of the routes that have none, to learn from their outcomes too."""
         for route, rows in self.members.items():
             if route in self.predicted:
                 continue
             others = len(self.requests) - len(rows)
-            key = route, len(rows), others  # outcomes count for the requests that there are
+            key = route, len(rows), others  # outcomes are learned by the number of requests
             known = self.view.standing.foreseen.get(key)
             if known is None or self.view.cycle - known[0] >= INTERVAL:
                 known = self.view.cycle, self._predict(route, rows, others)
@@ -297,5 +315,5 @@ class CycleRoutes:
 
 
 def _unpredicted(decision: ChainDecision) -> Option:
-    """Of a policy that predicts nothing."""
+    """Return the option of a policy that predicts nothing."""
     return Option(chain=decision.chain, shape=decision.shape)

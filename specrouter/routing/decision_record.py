@@ -9,11 +9,11 @@ from specrouter.view import ChainDecision
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionRecord:
-    """A switch: what came into use, why, and what the alternatives were predicted to cost.
+    """A switch: the new decision, its reason, and the predicted costs of the alternatives.
 
     Attributes:
-        unix_s: when it was, in seconds since 1970.
-        requests: that it is for.
+        unix_s: time of the switch, in seconds since 1970.
+        requests: number of requests that it is for.
         asked: depth and width that these requests ask for; None is left open.
         available: models that were not in quarantine.
     """

@@ -1,10 +1,10 @@
-"""Decisions in use, and when they are made anew.
+"""The decisions in use, and when they are made anew.
 
 Requests that leave the same things open share a decision. It is made anew when it is due, and every
-switch leaves a record with its alternatives. Pure: what is in use comes in with the view and goes
-out with the plan (`Standing`).
+switch leaves a record with its alternatives. Pure: the decisions in use come in with the view and
+go out with the plan (`Standing`).
 
-Not here: what a single cycle makes of a decision (`specrouter.routing.planner`).
+Not here: the routes of a single cycle that follow from a decision (`specrouter.routing.planner`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,18 +32,18 @@ from specrouter.view import (
 
 Ints = NDArray[np.int64]
 
-INTERVAL = 16  # cycles after which a decision is due again,
-_EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first after 3 or a quarter of those so far,
-_OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
+INTERVAL = 16  # cycles after which a decision is due again
+_EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first: after 3 cycles, or a quarter of those so far
+_OTHER_LOAD = 1.25  # change of the number of requests that makes it due
 
 
 @dataclass(kw_only=True)
 class CycleDecisions:
-    """The decisions of one cycle: those that stand, and what comes of those that are due.
+    """The decisions of one cycle: those that stay in use, and new ones for those that are due.
 
     Args:
-        decoding: requests in the target's pass; `reading`: further ones, whose prompts are not read
-            yet.
+        decoding: requests in the target's pass.
+        reading: further requests, whose prompts are not read yet.
     """
 
     scheduler: ModelChainScheduler
@@ -60,7 +60,7 @@ class CycleDecisions:
     def decide(
         self, key: Override, requests: Mapping[int, RequestView], models: Models
     ) -> ChainDecision:
-        """For the requests of a key, by row; made anew if it is due."""
+        """Return the decision for the requests of a key, by row; it is made anew if it is due."""
         before = self.in_use.get(key)
         count, others = len(requests) + self.reading, self.decoding - len(requests)
         if before is not None and not self._is_due(before, count, others, models):
@@ -84,7 +84,7 @@ class CycleDecisions:
             (*decision.route, decision.rests) == (*current.route, current.rests)
         )
         if not is_same:
-            kept = replace(decision, grids={})  # predictions that nobody asks for
+            kept = replace(decision, grids={})  # large, and not part of the record
             able = tuple(sorted(models.available))
             self.records.append(
                 DecisionRecord(
@@ -99,8 +99,10 @@ class CycleDecisions:
         return decision
 
     def _forget_unused(self) -> None:
-        """Keys are what callers ask for, and each holds its predictions. What has not been made
-        anew though it was due is not in use."""
+        """Drop the decisions that were due and were not made anew, since they are not in use.
+
+        Keys are what callers ask for, so there may be many, and each holds its predictions.
+        """
         oldest = self.view.cycle - INTERVAL
         self.in_use = {
             key: one for key, one in self.in_use.items() if key == SCHEDULED or one.cycle >= oldest
@@ -128,8 +130,10 @@ def _differ(load: int, before: int) -> bool:
 
 
 def put_away(standing: Standing) -> Standing:
-    """While another policy routes: what was decided without its predictions, so that all
-    decisions are due when it is this one's turn again."""
+    """Return the decisions without their predictions, for the time that another policy routes.
+
+    All of them are due when this policy routes again.
+    """
     kept = {
         key: replace(
             in_use, decision=replace(in_use.decision, grids={}), cycle=in_use.cycle - INTERVAL
@@ -140,13 +144,13 @@ def put_away(standing: Standing) -> Standing:
 
 
 def rows_of_mode(requests: Mapping[int, RequestView], sampled: Mode) -> Ints:
-    """Those of the rows whose tokens are sampled, or not, ascending."""
+    """Return the rows, ascending, of the requests that are sampled, or of those that are greedy."""
     found = [row for row, request in requests.items() if request.sampled == sampled]
     return np.array(sorted(found), dtype=np.int64)
 
 
 def workload_of(requests: Sequence[RequestView], with_lags: bool = True) -> Workload:
-    """Slots that attention reads are those in the mean."""
+    """Return the workload of these requests; its slots are their mean."""
     count = len(requests)
     lags: dict[str, float] = {}
     for request in requests if with_lags else ():

@@ -1,7 +1,7 @@
 """Planner: the whole plan of a cycle, from a view of the engine.
 
-Pure: `plan(view, admission) -> Plan`. Nothing is kept for the next cycle but what goes out with the
-plan as `standing` and comes back with the next view.
+Pure: `plan(view, admission) -> Plan`. The only state between cycles goes out with the plan as
+`standing` and comes back with the next view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,19 @@ from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_EVALUATE_EVERY = 4  # cycles: how often it is asked whether a drafter is to be evaluated
+_EVALUATE_EVERY = 4  # cycles between the checks for a shadow evaluation
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(CyclePlan):
-    """A cycle's plan, and what it leaves behind. `records`: of switches, without their time;
-    `lasts`: the same rows may run by it again, since nothing in it is of a single cycle."""
+    """A cycle's plan, and the state that it leaves behind.
+
+    Attributes:
+        standing: state for the next view.
+        records: switches, without their time.
+        lasts: the plan holds for the same rows in later cycles too: nothing in it is of one cycle
+            only.
+    """
 
     standing: Standing = field(default_factory=Standing)
     records: tuple[DecisionRecord, ...] = ()
@@ -53,14 +59,18 @@ class Plan(CyclePlan):
 
 @dataclass(frozen=True)
 class Planner:
-    """Args: `prefill_chunk`: tokens that a drafter reads at most in a cycle."""
+    """The planner of an engine.
+
+    Args:
+        prefill_chunk: tokens that a drafter reads at most in a cycle.
+    """
 
     scheduler: ModelChainScheduler
     trees: TreePlanner
     prefill_chunk: int
 
     def plan(self, view: EngineView, admission: Admission) -> Plan:
-        """The running requests' next cycle. `admission`: how much each reads of its prompt."""
+        """Plan the running requests' next cycle, with the prompt chunks that admission gives."""
         prefill = _prefill(view, admission)
         requests = {
             row: one
@@ -82,7 +92,7 @@ class Planner:
         selected = [route for route in routes.members if not route.whole]
         if any(len(route.chain) > 1 for route in selected):
             selector, budget = self._selector(view, routes)
-        elif selected:  # quotations alone are drafted, and mostly there are none
+        elif selected:  # only text drafters draft, and often find nothing
             selector = partial(self._select_late, view, routes)
         groups = self._with_first_tokens(_groups(routes, prefill), prefill)
         groups = self._quoting(view, routes, groups)
@@ -141,9 +151,9 @@ class Planner:
         return routes
 
     def _evaluation(self, view: EngineView, routes: CycleRoutes) -> ShadowEvaluation | None:
-        """A drafter that is to be evaluated beside this cycle, on a row that is routed here."""
+        """Return the shadow evaluation beside this cycle, on a row that the scheduler routes."""
         main = routes.decisions.in_use.get(SCHEDULED)
-        # Plans without models that draft may last several cycles: asked in few, it would be never.
+        # A plan without drafting models may serve many cycles, so the check must not skip plans.
         is_rare = all(len(route.chain) == 1 for route in routes.members)
         is_asked = is_rare or not view.cycle % _EVALUATE_EVERY
         if not is_asked or routes.prefill.tokens or main is None:
@@ -175,8 +185,11 @@ class Planner:
     def _quoting(
         self, view: EngineView, routes: CycleRoutes, groups: list[ChainGroup]
     ) -> list[ChainGroup]:
-        """Groups that quote are told what that costs, where nobody else drafts, or has a right to
-        the time."""
+        """Add the cost of verification to groups with a text drafter, if the time is free for that.
+
+        It is where no other model drafts, no request is in need, and no budget or number of nodes
+        is set.
+        """
         is_free = not (routes.progress.rates.any() or routes.admission.has_budget)
         if not is_free or any(len(group.chain) > 1 for group in groups):
             return groups
@@ -188,7 +201,7 @@ class Planner:
         return [replace(one, quoted_ms=ms, requests=count) if one.quotes else one for one in groups]
 
     def _selector(self, view: EngineView, routes: CycleRoutes) -> tuple[TreeSelector, int]:
-        """For groups that do not verify whole trees; and how many nodes are good."""
+        """Return the selector for groups whose trees are not verified whole, and its budget."""
         snapshot, prompt_tokens = view.performance, routes.prefill.tokens
         known = [
             (routes.predicted[route], rows)
@@ -204,8 +217,8 @@ class Planner:
         else:  # without roots and prompts
             budget_nodes = max(0, budget_tokens - active - prompt_tokens)
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
-        # A chain's outcomes are of what a selection left of its drafts; what the target's pass
-        # costs in itself is told by cycles without drafts.
+        # A chain's outcomes depend on what a selection left of its drafts; the cost of the target's
+        # pass itself is learned from cycles without drafts.
         alone = outcome_of(snapshot, (target,), active, workload.sampled)
         cost = cycle_cost(
             snapshot,
@@ -240,7 +253,7 @@ def _prefill(view: EngineView, admission: Admission) -> Prefill:
 
 
 def _groups(routes: CycleRoutes, prefill: Prefill) -> list[ChainGroup]:
-    """Each with the prediction whose outcome the cycle tells."""
+    """Return the groups, each with the prediction that this cycle's outcome is compared with."""
     members = routes.members
     drafting = [route for route in members if len(route.chain) > 1]
     is_quiet = not prefill.tokens and not routes.catch_up.leaves_out
@@ -248,8 +261,8 @@ def _groups(routes: CycleRoutes, prefill: Prefill) -> list[ChainGroup]:
     for route, rows in members.items():
         predicted = routes.predicted.get(route)
         if predicted is not None and not predicted.plain_ms:
-            predicted = None  # of another cycle than this one
-        # The whole cycle was predicted of the only group, or of the only one that drafts.
+            predicted = None  # it is not of this cycle
+        # The time of the whole cycle was predicted only if this is the only (drafting) group.
         is_whole = len(members) == 1 or drafting == [route]
         if predicted is not None and not (is_whole and is_quiet):
             predicted = replace(predicted, plain_ms=0.0)
@@ -258,7 +271,7 @@ def _groups(routes: CycleRoutes, prefill: Prefill) -> list[ChainGroup]:
 
 
 def _lasts(group: ChainGroup) -> bool:
-    """Whether nothing is drafted for it but what is quoted and pays."""
+    """Return whether a group drafts nothing but quotations whose cost is known."""
     return len(group.chain) == 1 and (group.quotes is None or group.quoted_ms is not None)
 
 
@@ -277,7 +290,7 @@ def _standing(
 
 
 def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) -> Progress:
-    """Of the decoding requests, by row."""
+    """Return the progress of the decoding requests, ordered by row."""
     rows = sorted(requests)
     ordered = [requests[row] for row in rows]
     decode_ms = np.array([one.decode_ms for one in ordered])
@@ -297,5 +310,5 @@ def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) 
 
 
 def _tpot_ms(request: RequestView) -> float:
-    """NaN: it has none, or none that can still be attained."""
+    """Return the TPOT objective; NaN if there is none, or none that can still be attained."""
     return np.nan if request.tpot_ms is None or request.declined else request.tpot_ms

@@ -1,8 +1,8 @@
-"""Route: a chain and shape of drafts; and which requests of a cycle share one decision.
+"""Route: a chain and the shape of its drafts, and the groups of requests that share a decision.
 
-Prefill: what the target reads of prompts beside them.
+Prefill: the prompt tokens that the target reads in the same pass.
 
-Not here: which route requests get (`specrouter.routing.planner`).
+Not here: the choice of a request's route (`specrouter.routing.planner`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 class Route(NamedTuple):
-    """What requests share that form a group; see `ChainGroup`."""
+    """The chain and trees of a group of requests; see `ChainGroup` for the fields."""
 
     chain: Chain
     shape: DraftShape = DraftShape(1)
@@ -56,13 +56,13 @@ def _nobody() -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Prefill:
-    """What the target reads of prompts beside the decoding requests.
+    """The prompt tokens that the target reads beside the decoding requests.
 
     Attributes:
-        rows, counts: that read so many tokens.
+        rows, counts: rows that read, and the number of tokens of each.
         first_tokens: rows whose prompts end in this cycle.
-        tokens: of prompts, and the first tokens' rows.
-        requests: whose prompts are not read yet.
+        tokens: number of prompt tokens, the last ones of `first_tokens` included.
+        requests: number of requests with unread prompts.
     """
 
     rows: Ints = field(default_factory=_nobody)
@@ -73,14 +73,14 @@ class Prefill:
 
 
 def nodes_of(route: Route) -> int:
-    """That are drafted of a request's tree."""
+    """Return the number of nodes that are drafted for a request."""
     if route.branching is None:
         return route.shape.depth * route.shape.width
     return sum(accumulate(route.branching, mul))
 
 
 def route_ms(snapshot: PerformanceSnapshot, workload: Workload, route: Route) -> float:
-    """Of all that comes before the target's pass, on a quiet machine."""
+    """Return the time of everything before the target's pass, on a machine of normal speed."""
     chain, shape = route.chain, route.shape
     depths, widths = np.array([shape.depth]), np.array([shape.width])
     total = float(drafter_ms(snapshot, workload, chain, depths, widths)[0])
@@ -92,8 +92,11 @@ def route_ms(snapshot: PerformanceSnapshot, workload: Workload, route: Route) ->
 
 
 class Asked(NamedTuple):
-    """Requests that leave the same things open. `key`: of their decision; None where they name
-    their chain, or want none; then `chain` is that."""
+    """Requests that leave the same things open.
+
+    `key` is that of their decision, or None if they name their chain or want none; `chain` is then
+    that chain.
+    """
 
     key: Override | None
     chain: Chain
@@ -103,8 +106,10 @@ class Asked(NamedTuple):
 def by_what_they_ask(
     requests: Mapping[int, RequestView], target: str, available: Collection[str]
 ) -> list[Asked]:
-    """All requests by row. The most rows come first: they have their models where there is no room
-    in memory for all."""
+    """Return all requests, by row, in groups that ask for the same.
+
+    The groups with the most rows come first: they get their models if not all fit in memory.
+    """
     found: dict[tuple[Override | None, Chain], dict[int, RequestView]] = {}
     for row, request in requests.items():
         asked = request.override

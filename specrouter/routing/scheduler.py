@@ -1,8 +1,7 @@
-"""ModelChainScheduler: which chain of models drafts and verifies next, and with what trees.
+"""ModelChainScheduler: the choice of the chain that drafts and verifies next, and of its trees.
 
-A chain runs from the drafter through intermediate verifiers to the target. The scheduler keeps the
-chains that a pool allows; which of them is used, a policy decides (`routing.chain_policy`,
-`routing.adaptive`).
+A chain runs from the drafter through intermediates to the target. The scheduler keeps the chains
+that a pool allows. A policy chooses among them (`routing.chain_policy`, `routing.adaptive`).
 
 Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 """
@@ -22,7 +21,7 @@ from specrouter.request.params import Chain
 from specrouter.routing.chain_policy import ChainPolicy, Models, Situation
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
-LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
+LONGEST_CHAIN = 3  # models of a chosen chain; one that a request names may be longer
 NO_ROOM = "pool.max_loaded_models or pool.memory_limit_mb leaves no room for its models at once"
 
 
@@ -32,10 +31,10 @@ def candidate_chains(
     target: str,
     longest: int | None = None,
 ) -> tuple[Chain, ...]:
-    """All chains in which every model is larger than the one before, the target's own included.
+    """Return all chains in which every drafting model is larger than the one before.
 
     `names` are weakest first. Models of one size, such as specialists, never verify each other.
-    There are exponentially many unless `longest` limits their models.
+    There are exponentially many chains unless `longest` limits the models of a chain.
     """
     others = [name for name in names if name != target]
     most = len(others) if longest is None else min(len(others), longest - 1)
@@ -52,18 +51,22 @@ def candidate_chains(
 
 
 class ModelChainScheduler:
-    """Keeps the candidates (`chain_policy.Candidates`); all else comes with the snapshot.
+    """The candidate chains (`chain_policy.Candidates`); all else comes with the snapshot.
 
     Args:
-        only_paths: trees of width 1 (`engine.exact: strict`).
-        whole_trees: the target verifies all that was drafted.
-        quoters: members that quote texts, in cycles in which that pays: they stand in no chain that
-            is chosen, but where somebody has said how deep drafts are.
-        fit_together: whether models can be in memory at once. Chains of which not all members can
-            would have one evicted for another in every cycle.
+        config: the section `scheduler`.
+        names: names of all models, weakest first.
+        parameters: their sizes; 0 for text drafters.
+        target: the model that every chain ends in.
+        only_paths: trees have width 1 (`engine.exact: strict`).
+        whole_trees: the target verifies all drafted nodes.
+        quoters: text drafters. They are part of no chosen chain, unless the depth is fixed; they
+            draft in single cycles in which that pays.
+        fit_together: returns whether models fit in memory together. In a chain that does not fit,
+            one model would be evicted for another in every cycle.
 
     Raises:
-        ConfigError: for a configured chain that does not fit, or has a model that is not there;
+        ConfigError: a configured chain does not fit, or has a model that is not in the pool; it
             names the field.
     """
 
@@ -89,7 +92,7 @@ class ModelChainScheduler:
         if config.chain is not None and not self.fit(config.chain):
             raise ConfigError("scheduler.chain", NO_ROOM)
         chains = candidate_chains(names, parameters, target, LONGEST_CHAIN)
-        # Quotations read by an intermediate first have promised more than they brought.
+        # Text drafters before an intermediate brought less than predicted: no such chains.
         chains = tuple(chain for chain in chains if len(chain) < 3 or parameters[chain[0]])
         self.candidates = tuple(chain for chain in chains if self.fit(chain))
         self._parameters = parameters
@@ -104,10 +107,13 @@ class ModelChainScheduler:
         current: ChainDecision | None = None,
         asked: Override = SCHEDULED,
     ) -> ChainDecision:
-        """How the requests of a workload go through the next cycles.
+        """Choose the route of a workload's requests for the next cycles.
 
         Args:
-            current: what is in use, for hysteresis.
+            snapshot: measured times and acceptances.
+            workload: the requests.
+            models: models that may be used.
+            current: the decision in use, for hysteresis.
             asked: depth and width of the requests' override; None takes the configured ones.
         """
         limits = self.limits(asked)
@@ -124,7 +130,7 @@ class ModelChainScheduler:
         return tuple(name for name in names if name != self.target)
 
     def limits(self, asked: Override) -> Limits:
-        """What is left open of a cycle's shape."""
+        """Return the bounds of a draft's shape; None is left open."""
         config, (depth, width) = self.config, asked
         return Limits(
             depth or config.depth,
@@ -141,14 +147,14 @@ class ModelChainScheduler:
         shape: DraftShape,
         whole: bool = True,
     ) -> Option:
-        """What one way to run a cycle is predicted to cost.
+        """Predict the cost of a cycle with this chain and shape.
 
-        Where the shape does not say how many nodes are verified, it is whole trees, or where not
-        `whole` as many as promise most.
+        If the shape has no number of verified nodes, they are whole trees, or the most valuable
+        number of nodes if not `whole`.
         """
         if len(chain) == 1:
             return target_only(snapshot, workload, self.target)
-        # Somebody asked for it: it is predicted whether or not it would be chosen.
+        # A request asked for it: it is predicted even if the policy would not choose it.
         limits = Limits(
             shape.depth,
             shape.width,
@@ -163,8 +169,11 @@ class ModelChainScheduler:
     def quoter(
         self, chain: Chain, decision: ChainDecision, asked: Override, available: Collection[str]
     ) -> str | None:
-        """The member without weights that may draft in the place of a decision's chain, as deep as
-        it finds something. Not where somebody has said how deep, nor without predictions."""
+        """Return the text drafter that may draft in the place of a decision's chain.
+
+        It drafts as deep as it finds something. None where the depth is fixed, or nothing was
+        predicted.
+        """
         is_open = decision.predicted is not None and self.limits(asked).depth is None
         if not is_open:
             return None

@@ -1,16 +1,16 @@
-"""Which idle drafter is evaluated next, and on which row.
+"""The choice of the idle drafter to evaluate next, and of the row.
 
-A shadow evaluation (`ShadowEvaluator`) costs a forward of the drafter over what it has missed, so
-all of them together may take at most `EXPLORED_SHARE` of the time of the last minutes. Half of that
-is spent while nothing happens; the rest is kept for when the drafter in use is accepted less than
-it usually is: the text has changed, and another may know it better. All requests wait for a shadow
-evaluation, so a single one takes no longer than a few cycles.
+A shadow evaluation (`ShadowEvaluator`) costs a pass of the drafter over the tokens that it has not
+read, so all of them together may take at most `EXPLORED_SHARE` of the time of the last minutes.
+Half of that is spent at any time. The rest is kept for when the acceptance of the drafter in use
+falls below its usual level: then the text has changed, and another drafter may predict it better.
+All requests wait for a shadow evaluation, so a single one takes no longer than a few cycles.
 
-A drafter that was never loaded is not evaluated: it is loaded once its prediction, made of its size
-and of the prior of untried pairs, promises a clear gain (`_WORTH_LOADING` of the scheduler). One
-without weights (n-grams) keeps no state that could be evaluated. It costs nothing to load, so it is
-chosen as soon as it promises most; the evidence against it ages and its prior does not, so it is
-tried again after some thousand cycles without use.
+A drafter that was never loaded is not evaluated. It is loaded once its prediction, made from its
+size and the prior of untried pairs, is clearly better (`_WORTH_LOADING` of the policy `adaptive`).
+A text drafter keeps no state that could be evaluated. It costs nothing to load, so it is chosen as
+soon as its prediction is best. The evidence against it ages and its prior does not, so it is tried
+again after some thousand cycles without use.
 
 Pure decisions: no clock, no tensors.
 """
@@ -29,12 +29,12 @@ from specrouter.view import ChainDecision, EngineView
 
 Ints = NDArray[np.int64]
 
-MOST_TOKENS = 32  # of one evaluation, at most: its price is mostly the text before them
-EXPLORED_SHARE = 0.01  # of the time; half of it while the drafter in use does as well as usual
-_SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed
-_FEW_CYCLES = 8  # after which a drafter may be evaluated again, and that one takes at most
-_STALE_CYCLES = 64  # after which even a drafter is evaluated of which little is expected
-_HOPEFUL = 1.2  # how much slower than the best a drafter may be to be evaluated earlier
+MOST_TOKENS = 32  # tokens of one evaluation; most of its cost is reading the text before them
+EXPLORED_SHARE = 0.01  # share of the time; half of it while acceptance is as usual
+_SURPRISE = 0.04  # drop in the acceptance of best children that means that the text has changed
+_FEW_CYCLES = 8  # cycles until a drafter may be evaluated again, and the most an evaluation takes
+_STALE_CYCLES = 64  # cycles until a drafter is evaluated again even if it is predicted to be slow
+_HOPEFUL = 1.2  # predicted time relative to the best, up to which `_FEW_CYCLES` applies
 
 
 def next_shadow_evaluation(
@@ -44,12 +44,15 @@ def next_shadow_evaluation(
     workload: Workload,
     idle: Collection[str],
 ) -> ShadowEvaluation | None:
-    """None: nobody is worth evaluating now, or the budget is spent.
+    """Return the next shadow evaluation; None if none is worthwhile, or the budget is spent.
 
     Args:
-        decision: in use, with its prediction.
-        rows: [R] of the requests that are routed by the scheduler and are of the workload's mode,
-            which alone decisions are about: what others teach would not be asked for.
+        view: the engine at the beginning of the cycle.
+        decision: the decision in use, with its prediction.
+        rows: [R] rows that the scheduler routes and whose mode (sampled or greedy) is the
+            workload's. Decisions are about this mode only, so other rows would teach nothing of
+            use.
+        workload: the requests that the scheduler routes.
         idle: models that may be used, and that the cycle does not use.
     """
     snapshot, main = view.performance, decision.predicted
@@ -61,7 +64,7 @@ def next_shadow_evaluation(
         return None
     for name in _by_silence(snapshot, decision, surprised, idle):
         new = view.evaluable(name, rows)
-        able = np.flatnonzero(new >= PRIOR)  # fewer say too little
+        able = np.flatnonzero(new >= PRIOR)  # fewer tokens are too little evidence
         if not len(able):
             continue
         behind = view.missed(name, rows[able])
@@ -73,7 +76,7 @@ def next_shadow_evaluation(
 
 
 def is_surprised(snapshot: PerformanceSnapshot, chain: Chain, sampled: Mode) -> bool:
-    """Whether the drafts in use are accepted less than they usually are."""
+    """Return whether the drafts in use are accepted less than they usually are."""
     seen = snapshot.trees.get((chain[:-1], chain[-1], sampled))
     return seen is not None and seen.trials > 0.0 and seen.alpha - seen.alpha_now > _SURPRISE
 
@@ -84,7 +87,7 @@ def _by_silence(
     surprised: bool,
     idle: Collection[str],
 ) -> list[str]:
-    """Drafters that may be evaluated, first who was not for longest."""
+    """Return the drafters that may be evaluated, longest idle first."""
     found, best_ms = [], decision.predicted_ms[decision.chain]
     for chain, ms_per_token in decision.predicted_ms.items():
         if len(chain) != 2 or chain[0] in decision.chain or chain[0] not in idle:

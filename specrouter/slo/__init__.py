@@ -1,1 +1,1 @@
-"""Objectives: which requests take part in a cycle, and which draft tokens are verified."""
+"""Objectives: admission, the requests that take part in a cycle, and the verified nodes."""

@@ -1,8 +1,8 @@
-"""Admission: which waiting requests are given rows, and how many prompt tokens each request reads.
+"""Admission: which waiting requests get rows, and how many prompt tokens each request reads.
 
-`fcfs`: in the order of their keys (arrival, moved by priority) while there are rows
-and KV memory, and a fixed chunk of prompt tokens a cycle, shared in the order of admission. Nobody
-overtakes a request that waits for memory.
+`fcfs` admits in the order of the keys (arrival, moved by priority) while there are rows and KV
+memory. A fixed chunk of prompt tokens a cycle is shared in the order of admission. No request
+overtakes one that waits for memory.
 
 To write another one, subclass `AdmissionPolicy`, override `for_engine`, and name an instance of it
 in a configuration: `engine.admission: my_package.my_module:MY_ADMISSION`.
@@ -26,32 +26,32 @@ Order = Literal["first_come", "objectives"]
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What a cycle does for whom. `fcfs` gives the first three.
+    """The decisions of admission for one cycle. `fcfs` sets the first three.
 
     The engine and the simulator follow all of it: the planner is the same.
 
     Attributes:
-        admitted: ids, in the order in which they are given rows.
+        admitted: ids, in the order in which they get rows.
         chunks: prompt tokens by id. One more than are left means the first token as well.
         waits_for_memory: a row is free, and the next request does not fit.
-        preempted: ids of running requests that lose row and KV before `admitted` are given theirs.
-            They keep their tokens and go back to the queue, under the key that they had; when
-            admitted again they read prompt and tokens in one prefill, and go on with the same text.
+        preempted: ids of running requests that lose row and KV before `admitted` get theirs. They
+            keep their tokens and go back to the queue under the same key. Admitted again, they read
+            prompt and tokens in one prefill, and go on with the same text.
         declined: ids of waiting requests whose objectives will not be attained. From then on
-            `RequestView.declined` is true of them.
-        paused: ids of requests without `prompt_left` that sit this cycle out, be it before their
+            `RequestView.declined` is true for them.
+        paused: ids of requests without `prompt_left` that sit this cycle out, perhaps before their
             first token.
-        depths: tokens that may be drafted for a decoding request, by id; without bound for others.
-        budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
-        budget_ms: what the cycle may take; None: without bound.
-        promised: those of `admitted` whose objectives are meant to be attained.
-        held_back: how many were declined, or admitted without a promise, for the margin alone, so
-            that it narrows.
-        lost: ids of running requests that were promised their objectives and attain them no more.
-        ranks: where KV memory is short, whoever has the most gives it up first, and of these who
-            was admitted last; 0 for others. Nobody comes in before one of a lower rank that gave
-            way.
-        order: that is followed, and `why`; None: there was nothing to choose.
+        depths: most tokens to draft for a decoding request, by id; unbounded for others.
+        budget_nodes: most draft nodes that the target verifies in this cycle; None: unbounded.
+        budget_ms: most time of the cycle; None: unbounded.
+        promised: those of `admitted` whose objectives are predicted to be attained.
+        held_back: number of requests that were declined, or admitted without a promise, only
+            because of the margin; it narrows the margin.
+        lost: ids of running requests that were promised their objectives and will miss them.
+        ranks: if KV memory is short, the highest rank is preempted first, and of equal ones the
+            last admitted; 0 for others. No request is admitted before a preempted one of a lower
+            rank.
+        order: order that is followed, `why` the reason; None: there was no choice.
     """
 
     admitted: tuple[int, ...] = ()
@@ -79,15 +79,17 @@ Admit = Callable[[EngineView], Admission]
 
 
 class AdmissionPolicy(ABC):
-    """Attributes:
-    preempts: running requests may lose their rows to others.
+    """A policy that decides on admission.
+
+    Attributes:
+        preempts: running requests may lose their rows to others.
     """
 
     preempts: bool = False
 
     @abstractmethod
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
-        """What decides in an engine of this configuration, whose target has this name."""
+        """Return the deciding function for an engine of this configuration, with this target."""
 
 
 class _Fcfs(AdmissionPolicy):
@@ -99,7 +101,11 @@ FCFS = _Fcfs()
 
 
 def fcfs(prefill_chunk: int) -> Admit:
-    """Args: `prefill_chunk`: prompt tokens that the target reads in a cycle at most."""
+    """Return the policy that admits first come, first served.
+
+    Args:
+        prefill_chunk: prompt tokens that the target reads in a cycle at most.
+    """
 
     def policy(view: EngineView) -> Admission:
         admitted, waits = those_that_fit(view)
@@ -116,7 +122,7 @@ def fcfs(prefill_chunk: int) -> Admit:
 
 
 def those_that_fit(view: EngineView) -> tuple[list[RequestView], bool]:
-    """Waiting requests in the order of their keys; and whether the next one waits for memory."""
+    """Return the waiting requests that fit, by key, and whether the next one waits for memory."""
     admitted: list[RequestView] = []
     free_tokens = view.kv_free_tokens
     for request in sorted(view.waiting, key=lambda one: one.priority_key):

@@ -1,11 +1,12 @@
-"""Which requests take part in a cycle, and the shape of their drafts: what promises most value.
+"""The requests that take part in a cycle, and the shape of their drafts: the choice of most value.
 
-Compared are numbers of requests that take part, easiest first, times the shapes that the grid
-predicts, with drafts verified for all of them or only for those whom a cycle without drafts leaves
-behind. A request that could not attain its objective even in the fastest cycle, or whose row delays
-the others by more than it is worth, sits out, for at most `LONGEST_WAIT` cycles in a row. Requests
-without an objective always take part, and the drafts of others never cost them speed: a shape by
-which they would get their tokens later than without drafts is not taken.
+The candidates are numbers of requests that take part, those with the least needs first, times the
+shapes that the grid predicts. Drafts are verified either for all of them or only for those that
+would fall behind in a cycle without drafts. A request sits out if it could not attain its objective
+even in the fastest cycle, or if its row delays the others by more than it is worth, but for at most
+`LONGEST_WAIT` cycles in a row. Requests without an objective always take part, and other requests'
+drafts never slow them down: a shape with which they would get their tokens later than without
+drafts is not taken.
 
 Pure functions on arrays.
 """
@@ -31,7 +32,7 @@ _COUNTS = 5  # numbers of requests that are compared
 
 @dataclass(frozen=True, eq=False)
 class CycleChoice:
-    """`active` [B]: who takes part. `option` None: nobody drafts."""
+    """The requests `active` [B] that take part, and the `option` for them; None: no drafts."""
 
     active: Bools
     option: Option | None
@@ -39,13 +40,13 @@ class CycleChoice:
 
 @dataclass(frozen=True)
 class Beside:
-    """What else takes time in a cycle.
+    """The other work of a cycle.
 
     Attributes:
-        prompt_tokens: that the target reads in the same pass.
-        others: requests that decode in the same pass and are routed otherwise.
-        reading_ms: of drafters that read texts, for drafts of later cycles.
-        catch_up_ms: of drafters that read texts for the drafts of this cycle.
+        prompt_tokens: prompt tokens that the target reads in the same pass.
+        others: requests that decode in the same pass on another route.
+        reading_ms: time of drafters that read unread tokens for drafts of later cycles.
+        catch_up_ms: time of drafters that read unread tokens for the drafts of this cycle.
     """
 
     prompt_tokens: int = 0
@@ -61,11 +62,14 @@ def choose_cycle(
     waited: Ints,
     beside: Beside = Beside(),
 ) -> CycleChoice:
-    """The best cycle for B requests whose drafts the grid predicts.
+    """Return the best cycle for B requests whose drafts the grid predicts.
 
     Args:
+        snapshot: measured times and outcomes.
+        grid: predictions of the chain by the shape of its drafts.
         rates: [B] of `needed_rates`.
         waited: [B] cycles in a row that each has sat out.
+        beside: the other work of the cycle.
     """
     menu = grid.menu
     nodes = np.concatenate(([0], menu.nodes))
@@ -77,7 +81,7 @@ def choose_cycle(
     active = _numbers(rates, helped, waited)
     taking = np.arange(len(rates)) < active[:, None]  # [M, B]
     in_need = helped[order] * everyone[0] > 1.0
-    sharing = np.stack((np.ones_like(in_need), in_need))  # [2, B] whose drafts are verified
+    sharing = np.stack((np.ones_like(in_need), in_need))  # [2, B] with verified drafts
     drafting = taking.astype(np.int64) @ sharing.T  # [M, 2]
     ms = _cycle_ms(snapshot, grid, active, drafting, nodes, beside)  # [M, 2, E]
     gained = np.where(sharing[:, None, :], tokens[:, None], 1.0)  # [2, E, B]
@@ -87,7 +91,7 @@ def choose_cycle(
         is_slower = np.stack((tokens, np.ones_like(tokens))) / ms < (1.0 - 1e-9) / everyone[0]
         total = np.where(is_slower, -np.inf, total)
     total[:, 1] = np.where(drafting[:, 1:] > 0, total[:, 1], -np.inf)
-    best_at = np.unravel_index(int(np.argmax(total[::-1])), total.shape)  # most requests first
+    best_at = np.unravel_index(int(np.argmax(total[::-1])), total.shape)  # ties: most requests
     row, who, entry = len(active) - 1 - int(best_at[0]), int(best_at[1]), int(best_at[2])
     takes = np.zeros(len(rates), dtype=np.bool_)
     takes[order[: active[row]]] = True
@@ -102,8 +106,11 @@ def choose_cycle(
 
 
 def _numbers(rates: Floats, helped: Floats, waited: Ints) -> Ints:
-    """[M] of requests that may take part, rising: all who must at least, and all who can attain
-    their objectives among them."""
+    """Return the numbers [M] of requests to compare, ascending.
+
+    Each includes all that must take part. One is the number of all that must or can attain their
+    objectives.
+    """
     must = int(((rates == 0.0) | (waited >= LONGEST_WAIT)).sum())
     able = max(must, len(rates) - int(((helped == 0.0) & (rates > 0.0)).sum()), 1)
     numbers = np.rint(np.linspace(max(1, must), len(rates), _COUNTS)).astype(np.int64)
@@ -111,7 +118,7 @@ def _numbers(rates: Floats, helped: Floats, waited: Ints) -> Ints:
 
 
 def _service_order(rates: Floats, helped: Floats, waited: Ints) -> Ints:
-    """Who waited too long, then from the one that needs least on, then who cannot be helped."""
+    """Return the order: those that waited too long, by rising need, and last those given up."""
     lost = (helped == 0.0) & (rates > 0.0)
     tier = np.where(waited >= LONGEST_WAIT, 0, np.where(lost, 2, 1))
     return np.lexsort((rates, tier))
@@ -125,8 +132,10 @@ def _cycle_ms(
     nodes: Ints,
     beside: Beside,
 ) -> Floats:
-    """[M, D, E] of a cycle without its prompts where `active` [M] requests take part, of whom
-    `drafting` [M, D] have `nodes` [E] verified."""
+    """Return the time [M, D, E] of a cycle without its prompts.
+
+    `active` [M] requests take part, of which `drafting` [M, D] have `nodes` [E] verified.
+    """
     workload, target = grid.workload, grid.chain[-1]
     levels = np.concatenate(([0.0], grid.menu.levels_ms))
     scale = 0.5 + 0.5 * active[:, None, None] / workload.requests
@@ -134,7 +143,7 @@ def _cycle_ms(
     places = batch + drafting[:, :, None] * nodes
     target_ms = verification_ms(snapshot, workload, target, places, beside.prompt_tokens, batch)
     if beside.prompt_tokens:
-        with_prompts = target_ms[:, :, :1]  # no nodes come first
+        with_prompts = target_ms[:, :, :1]  # the first entry is of no nodes
         target_ms -= with_prompts - verification_ms(snapshot, workload, target, batch, 0, batch)
     plain = outcome_of(snapshot, (target,), workload.batch, workload.sampled).time
     factor = snapshot.machine * np.where(nodes > 0, grid.correction, plain)

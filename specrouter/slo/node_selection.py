@@ -1,10 +1,10 @@
-"""NodeSelection: what a policy for nodes is, and those that come with SpecRouter.
+"""NodeSelection: the interface of a policy for nodes, and the policies of SpecRouter.
 
-A selection picks, of the trees that were drafted in a cycle, the nodes that the target verifies. To
-write one, subclass `NodeSelection`, override `selector`, and name an instance of it in a
-configuration: `trees.selection: my_package.my_module:MY_SELECTION`.
+A selection picks, from the trees of a cycle, the nodes that the target verifies. To write one,
+subclass `NodeSelection`, override `selector`, and name an instance of it in a configuration:
+`trees.selection: my_package.my_module:MY_SELECTION`.
 
-Contract: pure. The selector that is returned is good for one cycle.
+Contract: pure. The selector that is returned is valid for one cycle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Progress:
-    """How far the decoding requests have come, and what they have to attain, [B] each."""
+    """The progress and the objectives of the decoding requests, [B] each."""
 
     rows: Ints  # ascending
     decode_ms: Floats  # since the first token
@@ -40,7 +40,7 @@ class Progress:
         return np.searchsorted(self.rows, rows)
 
     def of(self, rows: Ints) -> Progress:
-        """Of some of the requests; `rows` ascending."""
+        """Return the progress of some of the requests; `rows` ascending."""
         if len(rows) == len(self.rows):
             return self
         at = self.at(rows)
@@ -48,14 +48,16 @@ class Progress:
 
 
 class NodeSelection(ABC):
-    """Attributes:
-    takes_whole_trees: all that is drafted is verified, so drafts are no larger than what pays.
-    takes_quotations: drafts may be lengthened by quotations of earlier text, because nodes that are
-        not worth their time are not verified.
-    plans_cycles: who drafts in a cycle, and with which trees, is chosen by what its requests still
-        need for their objectives.
-    branching: the branches of every node, level by level, where trees have a fixed form.
-    reshapes: `shape` is not the chain policy's, so that policy's prediction does not hold.
+    """A policy that selects the nodes to verify.
+
+    Attributes:
+        takes_whole_trees: all drafted nodes are verified, so drafts are no larger than what pays.
+        takes_quotations: text drafters may lengthen drafts, since nodes that do not pay are not
+            verified.
+        plans_cycles: the requests that draft in a cycle, and their trees, are chosen by what they
+            still need for their objectives.
+        branching: the branches of every node, level by level, where trees have a fixed form.
+        reshapes: `shape` is not the chain policy's, so that policy's prediction does not hold.
     """
 
     takes_whole_trees: bool = False
@@ -66,23 +68,23 @@ class NodeSelection(ABC):
 
     @abstractmethod
     def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
-        """Picks the nodes of one cycle.
+        """Return the function that picks the nodes of one cycle.
 
         Args:
-            progress: of the requests that decode.
+            progress: progress of the decoding requests.
             cost: milliseconds of the cycle, by verified nodes.
-            budget_nodes: of all requests together, without their roots.
+            budget_nodes: nodes of all requests together, without their roots.
         """
 
     def shape(
         self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
     ) -> DraftShape:
-        """Of the drafts of so many requests; the chain policy has decided on another one."""
+        """Return the shape of the drafts of so many requests, given the chain policy's."""
         return decided
 
 
 class _Goodput(NodeSelection):
-    """The budget that brings most tokens in time, objectives first; see `most_valuable`."""
+    """The selection that brings most tokens in time, objectives first; see `most_valuable`."""
 
     takes_quotations = plans_cycles = True
 
@@ -97,7 +99,7 @@ class _Goodput(NodeSelection):
 
 
 class _GlobalGreedy(NodeSelection):
-    """The likeliest nodes of all requests, without objectives."""
+    """The selection of the likeliest nodes of all requests, regardless of objectives."""
 
     def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         return lambda rows, candidates, aside: global_greedy(
@@ -106,7 +108,7 @@ class _GlobalGreedy(NodeSelection):
 
 
 class Whole(NodeSelection):
-    """All nodes."""
+    """The selection of all nodes."""
 
     takes_whole_trees = True
 

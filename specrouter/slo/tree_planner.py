@@ -1,9 +1,9 @@
-"""TreePlanner: the shape of a cycle's drafts, and who picks the nodes that the target verifies.
+"""TreePlanner: the shape of a cycle's drafts, and the selector of the nodes to verify.
 
-Between a decision of the scheduler and the drafts of one cycle: what the cycle reads beside them
-and what its requests still need to attain their objectives change from cycle to cycle. All that is
-returned is frozen and pure (`TreeSelector`); the executor calls it once the trees are drafted.
-Sources: AdaServe, sections 4.3 and 5.2; `specrouter.slo.value`.
+It works between a decision of the scheduler and the drafts of one cycle: the other work of the
+cycle and what its requests still need for their objectives change from cycle to cycle. All that it
+returns is frozen and pure (`TreeSelector`). The executor calls the selector once the trees are
+drafted. Sources: AdaServe, sections 4.3 and 5.2; `specrouter.slo.value`.
 """
 
 from dataclasses import replace
@@ -27,8 +27,11 @@ Ints = NDArray[np.int64]
 
 
 def selection_of(trees: TreesConfig, scheduler: SchedulerConfig) -> NodeSelection:
-    """The configured one; left out, the one that goes with the chain policy, or with a number of
-    nodes."""
+    """Return the configured selection.
+
+    The default is that of the chain policy, or `global-greedy` where a number of nodes is
+    configured.
+    """
     default: str = CHAIN_POLICIES.find(scheduler.policy).default_selection
     if scheduler.nodes is not None:
         default = "global-greedy"
@@ -37,9 +40,11 @@ def selection_of(trees: TreesConfig, scheduler: SchedulerConfig) -> NodeSelectio
 
 
 class TreePlanner:
-    """Of one configuration and policy.
+    """The planner of trees for one configuration and selection.
 
     Args:
+        config: the section `trees`.
+        selection: the policy for nodes.
         only_paths: trees of width 1 (`engine.exact: strict`).
     """
 
@@ -62,11 +67,14 @@ class TreePlanner:
         progress: Progress,
         beside: Beside,
     ) -> CycleChoice:
-        """One cycle of what was decided for many: who takes part, and the trees.
+        """Choose which requests take part in one cycle, and their trees.
 
         Args:
-            option: that was decided on.
-            grid: of its chain, or, where it is the target alone, of the best other one.
+            snapshot: measured times and outcomes.
+            option: the option that was decided on for many cycles.
+            grid: grid of its chain, or, if it is the target alone, of the best other chain.
+            progress: progress of the decoding requests.
+            beside: the other work of the cycle.
         """
         everyone = np.ones(len(progress.rows), dtype=np.bool_)
         kept = None if len(option.chain) == 1 else option
@@ -85,7 +93,7 @@ class TreePlanner:
         return replace(option, shape=shape, plain_ms=0.0)
 
     def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
-        """Who picks the nodes of this cycle; see `NodeSelection.selector`."""
+        """Return the function that picks the nodes of this cycle; see `NodeSelection.selector`."""
         return self.selection.selector(progress, cost, budget_nodes)
 
 
@@ -97,11 +105,15 @@ def cycle_cost(
     prompt_tokens: int,
     factor: float,
 ) -> CycleCost:
-    """The cost of a cycle of `workload.requests` verified rows, with any number of draft nodes.
+    """Return the cost of a cycle of `workload.requests` verified rows, by its draft nodes.
 
     Args:
-        levels_ms: of drafts and intermediates, which comes before.
-        factor: that earlier outcomes and the machine's state put on the target's pass.
+        snapshot: measured times.
+        workload: the requests that take part.
+        target: name of the target.
+        levels_ms: time of drafters and intermediates before the target's pass.
+        prompt_tokens: prompt tokens that the target reads in its pass.
+        factor: correction of the target's pass by earlier outcomes and the machine's state.
     """
     places = workload.requests + np.arange(workload.requests * MAX_TREE_TOKENS + 1)
     ms = np.maximum.accumulate(verification_ms(snapshot, workload, target, places, prompt_tokens))
@@ -115,7 +127,9 @@ def cycle_cost(
 
 
 def _filled(target: ForwardTimes, tokens: Ints) -> Ints | None:
-    """[K + 1] nodes of a pass of so many `tokens`, by nodes, once it is filled up; None where no
-    pass is."""
+    """Return the nodes [K + 1] of a pass that is filled up, by nodes; None if no pass is.
+
+    `tokens` are those of the passes with 0 to K nodes.
+    """
     room = target.filled(tokens) - tokens
     return np.arange(len(tokens)) + room if room.any() else None

@@ -1,15 +1,14 @@
-"""Which drafted nodes the target verifies: by what they are worth, under one budget.
+"""The choice of the nodes that the target verifies: by their worth, under one budget.
 
-Every selection takes, of each request, the first so many nodes in falling worth. A node is never
-worth more than its parent and ties go to the shallower node, so the parent comes first and what is
-chosen are trees: parents need not be known here. Worth is the chance that a node is on the
+Every selection takes the first nodes of each request in the order of falling worth. A node is never
+worth more than its parent and ties go to the shallower node, so the parent comes first and the
+choice is a tree: parents need not be known here. Worth is the chance that a node is on the
 verifier's walk, so a tree's worths sum to its expected accepted tokens (AdaServe, EuroSys '26,
 Theorem 3.1), and the likeliest nodes are the best ones (Appendix C).
 
 Budgets count nodes without the roots and are strict. No tree has more than MAX_TREE_TOKENS.
 
-Pure functions over all requests at once. How many nodes may be spent, what a cycle takes and what
-worth is come from elsewhere.
+Pure functions over all requests at once. The budget, the cost of a cycle and the worths are inputs.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_BUDGETS = 24  # that are compared
+_BUDGETS = 24  # budgets that are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +32,9 @@ class CycleCost:
     """Milliseconds of a cycle by the draft nodes that the target verifies, [K + 1].
 
     Attributes:
-        ms: without the prompts that are read in it.
-        prompt_ms: what these add.
-        drafting_ms: of it, that a cycle without drafts would not take.
+        ms: time without the prompts that are read in it.
+        prompt_ms: time that these add.
+        drafting_ms: part of `ms` that a cycle without drafts would not take.
         filled: [K + 1] the most nodes that the same pass has room for, where passes are filled up
             to fixed sizes; None elsewhere.
     """
@@ -50,33 +49,35 @@ class CycleCost:
         return float(self.ms[0]) - self.drafting_ms
 
     def whole_ms(self, nodes: int) -> float:
-        """With its prompts."""
+        """Return the time of the cycle with its prompts."""
         return float(self.ms[min(nodes, len(self.ms) - 1)]) + self.prompt_ms
 
     def filling(self, nodes: int) -> int:
-        """So many nodes, or as many more as the same pass has room for."""
+        """Return the number of nodes that fills the pass of so many nodes."""
         if self.filled is None:
             return nodes
         return max(nodes, int(self.filled[min(nodes, len(self.filled) - 1)]))
 
     def beside(self, aside: int) -> "CycleCost":
-        """The same where `aside` of the nodes are given."""
+        """Return the cost by further nodes, where `aside` nodes are verified in any case."""
         aside = min(aside, len(self.ms) - 2)
         filled = None if self.filled is None else self.filled[aside:] - aside
         return replace(self, ms=self.ms[aside:], filled=filled)
 
 
 def most_valuable(candidates: Candidates, rates: Floats, cost: CycleCost) -> Bools:
-    """[B, W] both phases under the budget that is worth most: the default.
+    """Return the nodes [B, W] of both phases, under the budget of most value: the default.
 
-    In the first phase those are served first whose objective needs least, which puts the most
-    requests on time where no budget serves all; who could not attain its objective even by its
-    whole tree (`value.attainable`) waits for the second. Of all budgets the one with the highest
-    `value` is taken. Requests without an objective do not pay for the others' nodes: a budget by
+    The first phase serves the objectives with the least needs first, so that most requests are on
+    time if no budget serves all. A request that could not attain its objective even with its whole
+    tree (`value.attainable`) waits for the second phase. Of all budgets the one of the highest
+    `value` is taken. Requests without an objective do not pay for the others' nodes: a budget with
     which they gain less per millisecond than without drafts is not taken, unless all are such.
 
     Args:
+        candidates: the drafted nodes.
         rates: [B] of `needed_rates`.
+        cost: milliseconds of the cycle, by verified nodes.
     """
     batch, free = len(rates), rates == 0.0
     sums = running_sums(candidates.gains[:, :MAX_TREE_TOKENS])
@@ -99,7 +100,7 @@ def most_valuable(candidates: Candidates, rates: Floats, cost: CycleCost) -> Boo
 
 
 def global_greedy(candidates: Candidates, budget_nodes: int) -> Bools:
-    """[B, W] the best nodes of all requests: AdaServe's ablation without the objectives' phase.
+    """Return the best nodes [B, W] of all requests: AdaServe's ablation without objectives.
 
     A larger budget only adds nodes. Ties go to the shallower, then to the lower row and index.
     """
@@ -108,24 +109,24 @@ def global_greedy(candidates: Candidates, budget_nodes: int) -> Bools:
 
 
 def whole(candidates: Candidates) -> Bools:
-    """[B, W] everything, of too large a tree its best nodes: static trees and sequences."""
+    """Return all nodes [B, W], or the best of too large a tree: static trees and sequences."""
     return candidates.best(np.minimum(candidates.counts, MAX_TREE_TOKENS))
 
 
 def running_sums(gains: Floats, root_credit: float = 1.0) -> Floats:
-    """[B, M + 1] tokens that a row's best nodes bring, none of them to all."""
+    """Return the expected tokens [B, M + 1] of a row's best nodes, for 0 to M of them."""
     root = np.full((len(gains), 1), root_credit)
     return np.cumsum(np.concatenate((root, gains), axis=1), axis=1)
 
 
 def nodes_towards(sums: Floats, goals: Floats) -> Ints:
-    """[G, B] how many of a row's best nodes it takes until `goals` [G, B] tokens are expected."""
+    """Return how many [G, B] of a row's best nodes bring `goals` [G, B] expected tokens."""
     nodes: Ints = (sums < goals[:, :, None]).sum(axis=2)
     return nodes
 
 
 def in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
-    """[G, B] what each row gets of each budget when rows take what they want [G, B] in turn."""
+    """Return each row's part [G, B] of each budget when rows take what they want [G, B] in turn."""
     queue = wanted[:, turns]
     before = np.cumsum(queue, axis=1) - queue
     taken = np.empty_like(queue)
@@ -134,7 +135,7 @@ def in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
 
 
 def topped_up(candidates: Candidates, taken: Ints, budgets: Ints) -> Ints:
-    """[G, B] nodes of each row once what is left of each budget goes to the best of all rows."""
+    """Return each row's nodes [G, B] once the rest of each budget goes to the best of all rows."""
     gains = candidates.gains[:, :MAX_TREE_TOKENS]
     levels = candidates.levels[:, :MAX_TREE_TOKENS]
     most_nodes = max(0, int(budgets.max()))
@@ -149,8 +150,10 @@ def topped_up(candidates: Candidates, taken: Ints, budgets: Ints) -> Ints:
 
 
 def _budgets(most: int, filled: Ints | None = None) -> Ints:
-    """[G] rising, from 0 to `most`; all of them where there are few. `filled`: see `CycleCost`;
-    where it is given, each but the first and the last fills a pass."""
+    """Return the budgets [G] to compare, ascending from 0 to `most`; all of them if there are few.
+
+    With `filled` (see `CycleCost`), each but the first and the last fills a pass.
+    """
     if filled is not None:
         edges = np.minimum(filled[: most + 1], most)
         places = np.arange(most + 1)

@@ -1,1 +1,1 @@
-"""SLOs-Serve: who is admitted, and what each cycle reads and decodes for whom."""
+"""SLOs-Serve: which requests are admitted, and the prompt tokens and drafts of each cycle."""

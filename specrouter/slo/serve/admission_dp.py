@@ -1,4 +1,4 @@
-"""The dynamic program: the most new requests whose prompts are read by their deadlines.
+"""The dynamic program: the largest set of new requests whose prompts are read by their deadlines.
 
 `best[i][m, n]` is the largest prefill budget that is left at the deadline of prompt i, if that is
 the last one admitted so far, `m` units of memory are taken and `n` new requests of each tier are
@@ -6,7 +6,7 @@ admitted; -inf where that cannot be. A prompt that was begun is never left out.
 
     best[i][m, n] = max over j < i of best[j][m - m_i, n - 1] + PB*(deadline_i - deadline_j) - p_i
 
-Where several sets are as large, the one that leaves most budget is taken.
+Of equally large sets, the one that leaves most budget is taken.
 Pure, on arrays. Source: SLOs-Serve (arXiv 2504.08784), section 3.2.1 and Appendix C, Equation 5.
 """
 
@@ -22,10 +22,10 @@ from specrouter.slo.serve.prefill_budget import PrefillBudget
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-BudgetOf = Callable[[tuple[float, ...]], PrefillBudget]  # of these tiers
+BudgetOf = Callable[[tuple[float, ...]], PrefillBudget]  # by the tiers' TPOTs
 
-MOST_NEW = 10  # requests that one decision chooses among
-_UNITS = 48  # of memory that a decision counts with
+MOST_NEW = 10  # new requests that one decision considers
+_UNITS = 48  # units of memory in a decision
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class PromptDemand:
     """A request whose prompt has to be read.
 
     Attributes:
-        deadline_ms: from now.
-        tokens: of its prompt that are left, with the one that brings the first token.
-        tier: that it decodes in afterwards.
-        memory: units that it needs; 0 for one that has them.
+        deadline_ms: time left until its deadline.
+        tokens: unread prompt tokens, with the one that brings the first token.
+        tier: tier in which it decodes afterwards.
+        memory: units that it needs; 0 if it has them.
         is_running: it was admitted before.
     """
 
@@ -49,12 +49,12 @@ class PromptDemand:
 
 @dataclass(frozen=True)
 class Room:
-    """What new requests may take, and what is there already.
+    """The decoding requests, and the resources for new ones.
 
     Attributes:
         decoding: [L] requests of each tier.
-        memory: units.
-        rows: for new requests.
+        memory: free units.
+        rows: free rows.
     """
 
     decoding: tuple[int, ...]
@@ -65,12 +65,12 @@ class Room:
 def most_admitted(
     prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
 ) -> tuple[int, ...] | None:
-    """Which new prompts are admitted, as places in `prompts`, which come by rising deadline.
+    """Return the new prompts to admit, as indices of `prompts`, which are sorted by deadline.
 
-    None: not even those that run can be served in time.
+    None: not even the running ones can be served in time.
     """
     memory = room.memory
-    if sum(prompt.memory for prompt in prompts) <= memory:  # all fit: it need not be counted
+    if sum(prompt.memory for prompt in prompts) <= memory:  # all fit: no need to count memory
         prompts, memory = [replace(prompt, memory=0) for prompt in prompts], 0
     table = _Table(prompts, room, memory, budget)
     for place in range(len(prompts)):
@@ -79,7 +79,7 @@ def most_admitted(
 
 
 class _Table:
-    """States [M + 1, N_1 + 1, ..., N_L + 1] of every prompt; the first entry is the beginning."""
+    """The states [M + 1, N_1 + 1, ..., N_L + 1] of every prompt; the first entry is the start."""
 
     def __init__(
         self, prompts: Sequence[PromptDemand], room: Room, memory: int, budget: PrefillBudget
@@ -93,13 +93,13 @@ class _Table:
         grid = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), axis=-1)
         self._new: Ints = grid  # [N_1 + 1, ..., L] of new requests
         self._has_rows = grid.sum(axis=-1) <= room.rows
-        self._base = np.array(room.decoding, dtype=np.int64)  # grows with the running ones
+        self._base = np.array(room.decoding, dtype=np.int64)  # grows with the running prompts
         start = np.full((memory + 1, *sizes), -np.inf)
         start[(0,) * start.ndim] = 0.0
         self._best: list[Floats] = [start]
         self._from: list[NDArray[np.int64]] = []  # entry that each state came from
         self._ends_ms = [0.0]
-        self._first = 0  # entry before which none may be the last: a running one follows it
+        self._first = 0  # first entry that may come last: none before a running prompt
 
     def fill(self, place: int) -> None:
         prompt = self._prompts[place]
@@ -149,7 +149,7 @@ class _Table:
 
 
 def _shifted(states: NDArray, memory: int, tier: int, empty: float) -> NDArray:  # type: ignore[type-arg]
-    """The same for one request more: `memory` units and one of the tier further on."""
+    """Return the states after one more request of the tier that takes `memory` units."""
     moved = np.full_like(states, empty)
     to, since = [slice(None)] * states.ndim, [slice(None)] * states.ndim
     for axis, by in ((0, memory), (1 + tier, 1)):
@@ -161,7 +161,7 @@ def _shifted(states: NDArray, memory: int, tier: int, empty: float) -> NDArray: 
 
 @dataclass(frozen=True)
 class Memory:
-    """What new requests may take. `tokens` of KV, None: without bound."""
+    """The resources for new requests: rows, and `tokens` of KV; None: unbounded."""
 
     rows: int
     tokens: int | None = None
@@ -177,13 +177,13 @@ def tiers_for(load: Load, new: Sequence[Prompt]) -> tuple[float, ...]:
 
 
 def counts_of(load: Load, tiers_ms: Sequence[float]) -> list[int]:
-    """Of each tier that decode now."""
+    """Return the number of decoding requests of each tier."""
     found = np.bincount(tier_of(tiers_ms, load.tpot_ms), minlength=len(tiers_ms))
     return [int(each) for each in found]
 
 
 def reads_in_time(load: Load, budget_of: BudgetOf) -> bool:
-    """Are all prompts of the load in time, and can all decode afterwards?"""
+    """Return whether all prompts are in time, and all requests can decode afterwards."""
     tiers = tiers_for(load, ())
     read, budget = demands_of(load.prompts, tiers), budget_of(tiers)
     joins = np.zeros((len(read) + 1, len(tiers)), dtype=np.int64)
@@ -218,7 +218,7 @@ def best_set(
     tiers_ms: tuple[float, ...],
     budget: PrefillBudget,
 ) -> list[Prompt]:
-    """By the dynamic program."""
+    """Return the best set of prompts, running and new, by the dynamic program."""
     prompts = load.joined(new).prompts
     unit = math.inf if memory.tokens is None else max(1.0, memory.tokens / _UNITS)
     units = 0 if memory.tokens is None else math.floor(memory.tokens / unit)

@@ -1,13 +1,14 @@
-"""Amortized: pacing where a prompt's time may be made good by all tokens that are still to come.
+"""Amortized: pacing in which all tokens that are left may make up for the time of a prompt.
 
 SLOs-Serve's batches are each in time, as they must be where every run of ten tokens is judged. A
-TPOT that is the mean of the whole output is more lenient: a request that stands still for 100 ms
-while a prompt is read needs 1 ms less for each of the 100 tokens that it has left. Such cycles are
-*sustained* (docs/routing.md). Prompts that can wait are read in what strict batches leave. No
-cycle takes longer than the prompts that are unread allow, and whoever decodes without an objective
-sits out where there is no room. How requests decode is the planner's to choose, unless only the
-strict batches keep all in time: then they are kept to whole. Pure.
-Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/architecture.md.
+TPOT that is the mean of the whole output is more lenient: a request that pauses for 100 ms while a
+prompt is read needs 1 ms less for each of the 100 tokens that it has left. Such cycles are
+*sustained* (docs/routing.md). Prompts that can wait are read in the room that strict batches leave.
+No cycle takes longer than the unread prompts allow, and requests that decode without an objective
+sit out if there is no room. The planner chooses how requests decode, unless only the strict batches
+keep all in time: then those are followed exactly. Pure.
+Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see
+docs/architecture.md.
 """
 
 import math
@@ -28,17 +29,19 @@ from specrouter.slo.serve.reservation import first_chunk, longest_ms
 
 Floats = NDArray[np.float64]
 
-_URGENT = 10.0  # times its own reading: a prompt whose deadline is nearer cannot wait
-_MOST_NEW = 16  # urgent prompts that one decision chooses among
-_CYCLES = 24  # lengths of cycles that are tried
-_COMING = 0.35  # of every objective, for those who come next: first come, first served takes all
-_MARGIN = 0.2  # of every TPOT, for prompts that are still to come
+_URGENT = 10.0  # a prompt with less time left than this multiple of its reading is urgent
+_MOST_NEW = 16  # urgent prompts that one decision considers
+_CYCLES = 24  # number of cycle lengths that are tried
+_COMING = 0.35  # share of every objective kept for later requests in a first-come order
+_MARGIN = 0.2  # share of every TPOT kept for prompts that are still to come
 
 
 @dataclass(frozen=True, kw_only=True)
 class Amortized(Pacing):
-    """Attributes:
-    chunk: prompt tokens that a cycle reads at most.
+    """The pacing that makes up for prompts over all tokens that are left.
+
+    Attributes:
+        chunk: prompt tokens that a cycle reads at most.
     """
 
     chunk: int
@@ -46,7 +49,7 @@ class Amortized(Pacing):
 
     @cached_property
     def _token_ms(self) -> float:
-        """What a prompt's token adds to a cycle."""
+        """The time that one prompt token adds to a cycle."""
         return (self.times.ms(self.chunk + 1) - self.times.ms(1)) / self.chunk
 
     def beside(self, tokens: int) -> Self:
@@ -56,8 +59,10 @@ class Amortized(Pacing):
         return self.keeps_all(load) or self._is_sustained(load)
 
     def in_time(self, load: Load, in_order: Sequence[Prompt] | None = None) -> frozenset[int]:
-        """Ids of those of the load that attain their objectives, the neediest given up where not
-        all can, if everybody decodes and prompts are read by rising deadline, or `in_order`."""
+        """Return the ids of those of the load that attain their objectives if all requests decode.
+
+        If not all can, the neediest are given up. Prompts are read by deadline, or `in_order`.
+        """
         prompts = load.prompts if in_order is None else in_order
         kept = 1.0 if in_order is None else 1.0 - _COMING
         paces = self._paces(load) * kept
@@ -68,7 +73,7 @@ class Amortized(Pacing):
         def without(given_up: int) -> Reserved | None:
             return self._beside(paces[given_up:], load.others + given_up)
 
-        given_up, times = 0, without(0)  # as it is in most decisions
+        given_up, times = 0, without(0)  # the usual case
         if times is None:
             given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
             times = without(given_up)
@@ -89,7 +94,7 @@ class Amortized(Pacing):
         if calm.in_time or self._is_sustained(load):
             admitted = self._with_urgent(load, calm.admitted, new, memory)
             return replace(calm, admitted=admitted, in_time=True)
-        # Twice as many each time: where just enough are given up, the next cycle gives up more.
+        # Doubled each time: if just enough were given up, the next cycle would give up more.
         count, most = 1, len(load.ids) if any(map(self._is_urgent, new)) else 0
         while count <= most:
             lighter = load.without_neediest(count)
@@ -138,7 +143,7 @@ class Amortized(Pacing):
         return replace(batch, longest_ms=most_ms, room=room, spare=spare)
 
     def _with_room(self, load: Load, batch: Batch) -> Batch:
-        """What those without an objective may decode and read beside the others' paces."""
+        """Return the batch with the room that is left for requests without an objective."""
         most = load.others + batch.room
         if not len(load.ids) or self._keeping_up(load, most) is not None:
             return batch
@@ -154,19 +159,24 @@ class Amortized(Pacing):
         return self._reading_beside(load) is not None
 
     def _reading_beside(self, load: Load) -> Reserved | None:
-        """Times of cycles beside what is admitted; None: the strict pacing's batches are kept to,
-        be it that they keep all in time or that nothing does."""
+        """Return the times of cycles that read the admitted prompts in time.
+
+        None: the strict pacing's batches are followed, whether they keep all in time or nothing
+        does.
+        """
         times = self._keeping_up(load)
         holds = times is not None and first_chunk(times, self.chunk, load.prompts) is not None
         return times if holds else None
 
     def _keeping_up(self, load: Load, others: int = 0) -> Reserved | None:
-        """Times of cycles beside what the shortest verify in which everybody's tokens bring enough;
-        None: in none they do. `others`: tokens of those without an objective, who may sit out."""
+        """Return the times of cycles beside the shortest verification that keeps all paces.
+
+        None: there is none. `others`: tokens of requests without an objective, which may sit out.
+        """
         return self._beside(self._paces(load), others)
 
     def _paces(self, load: Load) -> Floats:
-        """What a token of each may take where prompts are read as well."""
+        """Return the time per token that each request can afford while prompts are read as well."""
         unread = sum(each.tokens for each in load.prompts)
         paces = load.tpot_ms - self._token_ms * unread / load.left
         coming = [each.tpot_ms for each in _paced(load)]

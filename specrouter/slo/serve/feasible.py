@@ -1,4 +1,4 @@
-"""The earliest objective that could be attained now. Pure: asks the policy about others."""
+"""The earliest objective that could be attained now. Pure: it tries objectives on the policy."""
 
 import math
 from bisect import bisect_left
@@ -9,15 +9,17 @@ from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admit
 from specrouter.view import EngineView, RequestView
 
-# Requests of a cycle of which it is told: to find it out takes tens of milliseconds, in which no
-# token is made.
+# Requests per cycle that get this answer: it takes tens of milliseconds, during which no token is
+# generated.
 MOST_TOLD = 1
 _PATIENT_MS = 1e6
 
 
 def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> Feasible:
-    """What the policy would admit a request with that came now, and alone: its own TPOT or the
-    least that is feasible, and the least TTFT beside that; to 5%."""
+    """Return the objective with which the policy would admit a request that came now and alone.
+
+    TPOT is its own or the least feasible one, and TTFT the least beside that; to 5%.
+    """
 
     def admits(ttft_ms: float, tpot_ms: float | None) -> bool:
         asked = replace(
@@ -41,8 +43,10 @@ def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> 
 
 
 def _least(holds: Callable[[float], bool]) -> float | None:
-    """The least value from 1 to `_PATIENT_MS`, to 5%, that holds, where larger ones do too; None:
-    none does."""
+    """Return the least value from 1 to `_PATIENT_MS`, to 5%, that holds; None: none does.
+
+    Larger values hold as well.
+    """
     steps = math.ceil(math.log(_PATIENT_MS) / math.log(1.05))
     least = bisect_left(range(steps + 1), True, key=lambda step: holds(1.05**step))
     return 1.05**least if least <= steps else None

@@ -1,4 +1,4 @@
-"""Load: what requests with objectives need, from now on. Pure."""
+"""Load: the needs of requests with objectives, from now on. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ Bools = NDArray[np.bool_]
 
 EPS_MS = 1e-6
 _ROUNDING = 1e-9
-_TIERS = 3  # of finite TPOTs that the dynamic program tells apart
-_GRID = 1.05  # ratio of TPOTs that are told apart where there are more
+_TIERS = 3  # finite TPOTs that the dynamic program distinguishes
+_GRID = 1.05  # ratio of the TPOTs that are distinguished, if there are more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +22,13 @@ class Prompt:
     """A request whose prompt has to be read.
 
     Attributes:
-        deadline_ms: of its first token, from now.
-        tokens: of its prompt that are left, with the one that brings the first token.
-        tpot_ms: of its output; infinite without such an objective.
+        deadline_ms: time left until its first token is due.
+        tokens: unread prompt tokens, with the one that brings the first token.
+        tpot_ms: TPOT of its output; infinite without such an objective.
         kv_tokens: KV that it needs.
         left: tokens of its output after the first one, as far as is known.
         is_soft: the deadline is no objective.
-        can_wait: it is only there so that the request does not wait for ever.
+        can_wait: the deadline only keeps the request from waiting for ever.
     """
 
     id: int
@@ -48,13 +48,15 @@ def by_deadline(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Load:
-    """Attributes:
-    ids: [R] of decoding requests that have a TPOT.
-    due_ms: [R] when each one's next token is due, from now.
-    tpot_ms: [R] finite.
-    left: [R] tokens that are still to come, as far as is known.
-    prompts: of admitted requests, by rising deadline.
-    others: requests that decode beside them, a token in a cycle, whose pace is not kept.
+    """The requests with objectives, and what each needs.
+
+    Attributes:
+        ids: [R] ids of decoding requests that have a TPOT.
+        due_ms: [R] time left until each one's next token is due.
+        tpot_ms: [R] finite.
+        left: [R] tokens that are still to come, as far as is known.
+        prompts: prompts of admitted requests, by deadline.
+        others: number of requests that decode beside them, a token in a cycle, without a pace.
     """
 
     ids: tuple[int, ...]
@@ -65,13 +67,13 @@ class Load:
     others: int = 0
 
     def joined(self, prompts: Sequence[Prompt]) -> "Load":
-        """With further prompts that are admitted."""
+        """Return the load with further admitted prompts."""
         if not prompts:
             return self
         return replace(self, prompts=by_deadline((*self.prompts, *prompts)))
 
     def without_neediest(self, count: int) -> "Load":
-        """Without the paces of so many of those that decode, whose TPOTs are the tightest."""
+        """Return the load without the paces of so many decoding requests, the tightest ones."""
         kept = np.sort(np.argsort(self.tpot_ms, kind="stable")[count:])
         ids = tuple(self.ids[place] for place in kept.tolist())
         return replace(
@@ -84,7 +86,7 @@ class Load:
         )
 
     def after(self, batch_ms: float, served: Bools, chunks: Sequence[int]) -> "Load":
-        """When a batch has ended that brought tokens of `served` [R] and read these `chunks`."""
+        """Return the load after a batch that serves `served` [R] and reads these `chunks`."""
         due = self.due_ms - batch_ms + np.where(served, self.tpot_ms, 0.0)
         ids, paces, rest, left = list(self.ids), list[float](), list[float](), list[Prompt]()
         for prompt, chunk in zip(self.prompts, chunks, strict=True):
@@ -106,18 +108,20 @@ class Load:
 
     @property
     def tightest_ms(self) -> float:
-        """Of those that decode; infinite if nobody does."""
+        """The tightest TPOT of decoding requests; infinite if there are none."""
         return float(self.tpot_ms.min(initial=np.inf))
 
 
 def tiers_of(tpots_ms: Floats | Sequence[float]) -> tuple[float, ...]:
-    """Few TPOTs, rising, that stand for many: none is looser than those that it stands for. An
-    infinite one comes last."""
+    """Return few TPOTs, ascending, that stand for many.
+
+    None is looser than those that it stands for. An infinite one comes last.
+    """
     given = np.asarray(tpots_ms, dtype=np.float64)
     is_finite = np.isfinite(given)
     distinct = np.unique(given[is_finite])
     if len(distinct) > _TIERS:
-        # On a grid, so that what was worked out for a cycle's tiers is of use in the next.
+        # On a grid, so that the next cycle can reuse the results that are cached by tiers.
         distinct = np.unique(_GRID ** np.floor(np.log(distinct) / np.log(_GRID) + _ROUNDING))
     if len(distinct) > _TIERS:
         cuts = np.geomspace(distinct[0], distinct[-1] * (1.0 + _ROUNDING), _TIERS + 1)[:-1]
@@ -127,6 +131,6 @@ def tiers_of(tpots_ms: Floats | Sequence[float]) -> tuple[float, ...]:
 
 
 def tier_of(tiers_ms: Sequence[float], tpots_ms: Floats | float) -> Ints:
-    """The loosest tier that is tight enough."""
+    """Return the loosest tier that is tight enough."""
     paces = np.asarray(tpots_ms) * (1.0 + _ROUNDING)
     return np.maximum(np.searchsorted(np.array(tiers_ms), paces, side="right") - 1, 0)

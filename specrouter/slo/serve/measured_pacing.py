@@ -1,11 +1,11 @@
-"""The policy `slo` by the times and acceptances that an engine measures as it runs.
+"""The policy `slo`, with the times and acceptances that an engine measures as it runs.
 
-Requests are paced as the planner decodes them: with the drafts of the chain that is in use for
-those that leave it open. Where that is the target alone, as beside a large batch of requests
-without objectives, the planner still drafts for those in need, so they are paced with the chain
-that it would take, if that is faster for one of them.
+Requests are paced as the planner decodes them: with the drafts of the chain in use for requests
+that leave it open. If that is the target alone, as beside a large batch of requests without
+objectives, the planner still drafts for those in need. Then they are paced with the chain that it
+would take, if that is faster for a single request.
 
-Pure but for what is remembered: the same snapshot and load give the same pacing.
+Pure except for a cache: the same snapshot and load give the same pacing.
 """
 
 from collections.abc import Callable
@@ -33,11 +33,12 @@ from specrouter.view import SCHEDULED, EngineView
 def measured_pacing(
     target: str, prefill_chunk: int, most_tokens: int
 ) -> Callable[[EngineView], Amortized]:
-    """With the margin of the view.
+    """Return the pacing by view, with the view's margin.
 
     Args:
+        target: name of the target.
         prefill_chunk: prompt tokens that a cycle reads at most.
-        most_tokens: of a batch.
+        most_tokens: tokens of a batch at most.
     """
 
     @lru_cache(maxsize=16)
@@ -79,7 +80,7 @@ SLO = _Slo()
 def batch_times(
     snapshot: PerformanceSnapshot, chain: Chain, work: Workload, most_tokens: int
 ) -> CurveTime:
-    """Of batches beside which so many requests draft with a chain, on the machine as it is now."""
+    """Return the times of batches that draft with a chain, on the machine as it is now."""
     name, batch = chain[-1], np.array([work.requests])
     target = curve_of(snapshot, name, name)
     assert isinstance(target, TimeCurve | Staircase), "measured times are curves"
@@ -89,7 +90,7 @@ def batch_times(
     around_ms += float(
         stage_ms(snapshot, "verify", batch)[0] + stage_ms(snapshot, "cycle", batch)[0]
     )
-    # An intermediate judges about as often as the first model drafts.
+    # An intermediate is assumed to verify as often as the first model drafts.
     step_ms = sum(float(model_ms(snapshot, each, name, work, batch)[0]) for each in chain[:-1])
     if len(chain) > 1:
         step_ms += float(stage_ms(snapshot, "draft", batch)[0])
@@ -100,8 +101,10 @@ def batch_times(
 
 
 def _chain(view: EngineView, target: str) -> Chain:
-    """In use for requests that leave it open, or, where that drafts nothing, the best that could
-    at once."""
+    """Return the chain in use for requests that leave it open.
+
+    If that drafts nothing, it is the best chain that could draft at once.
+    """
     in_use = view.standing.in_use.get(SCHEDULED)
     if in_use is None:
         return (target,)
@@ -113,8 +116,11 @@ def _chain(view: EngineView, target: str) -> Chain:
 
 
 def _load(view: EngineView) -> tuple[int, int, bool]:
-    """Decoding requests with objectives, to a power of 2, their slots in the mean, and whether most
-    are sampled. The others sit out where there is no room for them."""
+    """Return the number of decoding requests with objectives, their mean slots, and their mode.
+
+    The number is rounded up to a power of 2; the mode is that of most. Other requests are not
+    counted: they sit out if there is no room.
+    """
     paced = [
         one
         for one in view.running

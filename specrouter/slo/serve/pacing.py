@@ -1,8 +1,8 @@
-"""Pacing: who is admitted, and what the next batch is, so that nobody admitted misses an objective.
+"""Pacing: the requests to admit, and the next batch, so that no admitted one misses its objective.
 
 Batches are those that read most prompt tokens per time. Each prompt ends as late as it may, unless
-all others stay in time if its request decodes from now on: whose first token comes early is to be
-given the next ones early as well.
+all others stay in time if its request decodes from now on: a request whose first token comes early
+needs the next ones early as well.
 
 Pure. Source: SLOs-Serve (arXiv 2504.08784), sections 3.1 to 3.2.3, Algorithm 1.
 """
@@ -33,17 +33,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
-    """What the next batch is given.
+    """The contents and limits of the next batch.
 
     Attributes:
-        ms: that it may take; `next_ms`: the one after it.
-        tokens: that it may read.
+        ms: most time of the batch; `next_ms`: the same of the one after it.
+        tokens: tokens that it may read.
         lengths: [R] tokens that each decoding request of the load verifies; 0: it sits out.
         chunks: tokens of each of the load's prompts.
         room: tokens that are left for others.
-        longest_ms: that the cycle may take, whatever the planner drafts; None: without bound.
-        spare: of those who decode without an objective, as many as may take part; None: all.
-        paces_decoding: `lengths` are kept to, also where decoding is left to the planner otherwise.
+        longest_ms: most time of the cycle with any drafts of the planner; None: unbounded.
+        spare: requests without an objective that may decode in it at most; None: all.
+        paces_decoding: `lengths` are binding, even if decoding is left to the planner otherwise.
     """
 
     ms: float
@@ -59,10 +59,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Choice:
-    """Attributes:
-    admitted: of the new ones.
-    batch_ms: what batches take, where that is chosen.
-    in_time: those admitted before stay in time, but for the `given_up` neediest.
+    """The result of a decision on new requests.
+
+    Attributes:
+        admitted: the new ones that are admitted.
+        batch_ms: time of batches, where that is chosen.
+        in_time: those admitted before stay in time, except the `given_up` neediest.
     """
 
     admitted: tuple[Prompt, ...] = ()
@@ -73,12 +75,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pacing:
-    """Attributes:
-    times: of batches.
-    idle_ms: what one may take while nobody decodes who has an objective.
-    alpha: chance that a drafted token is accepted, given that the one before it is; 0: none is.
-    margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
-    leaves_decoding: it paces prompts only, and the planner chooses how requests decode.
+    """The pacing by the times of one machine.
+
+    Attributes:
+        times: times of batches.
+        idle_ms: most time of a batch while no request with an objective decodes.
+        alpha: chance that a drafted token is accepted, given that the one before it is; 0: no
+            drafts.
+        margin: share of every TPOT that is kept back, since `alpha` is only a mean.
+        leaves_decoding: it paces prompts only, and the planner chooses how requests decode.
     """
 
     times: BatchTime
@@ -89,32 +94,32 @@ class Pacing:
 
     @cached_property
     def reach(self) -> tuple[float, ...]:
-        """Tokens that verifying 1, 2, 3, ... of a request brings in the mean, its root included."""
+        """The mean tokens from verifying 1, 2, 3, ... of a request, its root included."""
         most = MOST_SPECULATED if self.alpha else 1
         return tuple(accepted(self.alpha, np.arange(1, most + 1)).tolist())
 
     @cached_property
     def fastest_ms(self) -> float:
-        """TPOT of a request alone."""
+        """The TPOT of a request alone."""
         found = enumerate(self.reach)
         return min(self.times.ms(drafted + 1, drafted) / tokens for drafted, tokens in found)
 
     @property
     def promised_ms(self) -> float:
-        """The least TPOT that is promised to one."""
+        """The least TPOT that is promised to a request."""
         return self.fastest_ms / (1.0 - self.kept_back)
 
     @property
     def kept_back(self) -> float:
-        """Of every TPOT."""
+        """The share of every TPOT that is kept back."""
         return self.margin if self.alpha else 0.0
 
     def beside(self, tokens: int) -> Self:
-        """The same where so many tokens of every batch are others'."""
+        """Return the pacing if so many tokens of every batch belong to others."""
         return replace(self, times=Reserved(self.times, tokens))
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
-        """Who of the new ones is admitted; `in_time`: those admitted before stay in time."""
+        """Choose the new prompts to admit; `in_time`: those admitted before stay in time."""
         if not self.keeps_all(load):
             return Choice(in_time=False)
         able = by_deadline(new)[:MOST_NEW]
@@ -122,22 +127,22 @@ class Pacing:
             return Choice()
         tiers = tiers_for(load, able)
         found = best_set(load, able, memory, tiers, self._budget(tiers))
-        # Those who were left out had a part in the tiers, and batches come in whole numbers: judged
-        # by their own tiers, a few sets are just too large.
+        # The tiers were made with prompts that are left out now, and batches are whole numbers: by
+        # its own tiers, a set may be slightly too large.
         while found and not self.keeps_all(load.joined(found)):
             found.remove(max(found, key=lambda each: each.tokens))
         return Choice(tuple(found))
 
     def keeps_all(self, load: Load) -> bool:
-        """Do such batches keep all that are admitted in time?"""
+        """Return whether such batches keep all that are admitted in time."""
         return reads_in_time(load, self._budget)
 
     def is_in_time(self, load: Load) -> bool:
-        """Do all that are admitted attain their objectives?"""
+        """Return whether all that are admitted attain their objectives."""
         return self.keeps_all(load)
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
-        """The next one, without its prompts."""
+        """Return the next batch, without its prompts."""
         tiers = tiers_for(load, ())
         first_ms = min((each.deadline_ms for each in load.prompts), default=math.inf)
         best = self._budget(tiers).best(np.array(counts_of(load, tiers)), first_ms)
@@ -147,7 +152,7 @@ class Pacing:
         return Batch(ms=best.ms, next_ms=best.ms, tokens=best.tokens, lengths=lengths)
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
-        """The next one with its prompts, bounded so that promises hold after it."""
+        """Return the next batch with its prompts, bounded so that promises hold after it."""
         return batch
 
     def _budget(self, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:

@@ -1,10 +1,10 @@
-"""Admission by objectives: the policy `slo` (docs/routing.md), and what SLOs-Serve's is made of.
+"""Admission by objectives: the policy `slo` (docs/routing.md), and the parts of SLOs-Serve's.
 
-`slo` asks again as long as a request could attain its objective. It lets no request starve: the
-oldest best-effort request that has waited `patience_ms` has its row before anybody else is
-admitted, then a token in every batch, or an eighth of one for its prompt. So it ends, at the
-latest, when `patience_ms` have passed, those that ran then have ended, its prompt was read in such
-chunks and its output in as many batches as it has tokens.
+`slo` reconsiders a request as long as it could attain its objective. No request starves: the oldest
+best-effort request that has waited `patience_ms` gets its row before any other is admitted, then a
+token in every batch, or an eighth of one for its prompt. So it ends, at the latest, after
+`patience_ms`, the end of those that ran then, its prompt in such chunks, and as many batches as its
+output has tokens.
 
 Pure: `(EngineView) -> Admission`. Source: SLOs-Serve (arXiv 2504.08784), sections 3 and 4.1.
 """
@@ -24,7 +24,7 @@ from specrouter.view import EngineView, RequestView
 
 PacingOf = Callable[[EngineView], Pacing]
 
-_SHARE = 8  # of a batch, of which a promoted prompt reads one
+_SHARE = 8  # a promoted prompt reads one part in 8 of a batch
 _LEAST_CHUNK = 16
 
 
@@ -35,11 +35,14 @@ def by_objectives(
     patience_ms: float = 30_000.0,
     never_behind: bool = False,
 ) -> Admit:
-    """Args:
-    prefill_chunk: of `fcfs`, where no request has an objective.
-    patience_ms: after which a best-effort request comes first.
-    never_behind: it does as `fcfs` does unless more requests attain their objectives otherwise;
-        `pacing_of` gives `Amortized`.
+    """Return the admission policy by objectives.
+
+    Args:
+        pacing_of: pacing of a view.
+        prefill_chunk: chunk of `fcfs`, which is followed if no request has an objective.
+        patience_ms: wait after which a best-effort request comes first.
+        never_behind: follow `fcfs` unless more requests attain their objectives otherwise;
+            `pacing_of` returns `Amortized`.
     """
     without_objectives = fcfs(prefill_chunk)
     least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))
@@ -52,7 +55,7 @@ def by_objectives(
             view=view, pacing=pacing, patience_ms=patience_ms, least_chunk=least_chunk
         )
         ours = decision.admission()
-        # Of runs of ten tokens, which only simulations judge, its prediction knows too little.
+        # The prediction does not cover TPOT by runs of ten tokens, which only simulations judge.
         if not never_behind or any(one.run_ms is not None for one in view.running):
             return ours
         assert isinstance(pacing, Amortized), "strict pacing is as it was published"
@@ -63,21 +66,19 @@ def by_objectives(
 
 @dataclass(kw_only=True)
 class _Decision:
-    """Of one view; thrown away afterwards."""
-
     view: EngineView
     pacing: Pacing
     patience_ms: float
-    least_chunk: int  # of a promoted prompt
-    rows: int = 0  # that are left
-    memory: float = math.inf  # KV tokens that are left
+    least_chunk: int  # chunk of a promoted prompt
+    rows: int = 0  # free
+    memory: float = math.inf  # free KV tokens
     admitted: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     waits_for_memory: bool = False
     asked: Sorted = field(init=False)
     promoted: RequestView | None = None
-    fixed: dict[int, int] = field(default_factory=dict)  # tokens of the promoted one, by id
-    load: Load = field(init=False)  # with whom it admits
+    fixed: dict[int, int] = field(default_factory=dict)  # tokens of the promoted request, by id
+    load: Load = field(init=False)  # with the admitted prompts
 
     def admission(self) -> Admission:
         view, pacing = self.view, self.pacing
@@ -90,7 +91,7 @@ class _Decision:
         if one and has_row:
             pacing = self._beside(one)
         choice = self._choose(pacing, is_open=has_row)
-        if self.fixed and not choice.in_time:  # it waits for what is left until there is room
+        if self.fixed and not choice.in_time:  # the promoted request waits for room
             pacing, self.fixed = self.pacing, {}
             choice = self._choose(pacing, is_open=False)
         came = [
@@ -110,12 +111,15 @@ class _Decision:
             lost=self.asked.lost,
         )
 
-    # Or first come, first served
+    # The alternative: first come, first served
 
     def or_as_they_came(self, pacing: Amortized, ours: Admission, fcfs: Admit) -> Admission:
-        """As they came, unless the prediction, believed as far as it came true, says that more
-        requests attain their objectives with ours. Who is declined is, whatever is followed; but
-        as they came, a TPOT that nobody would be promised is tried, as `fcfs` does."""
+        """Return `fcfs`'s admission, unless `ours` is predicted to attain more objectives.
+
+        The prediction counts less the less it came true. Declined requests stay declined in both
+        cases. But `fcfs` tries requests that were declined for a TPOT that is too tight for any
+        promise.
+        """
         declined = set(ours.declined)
         staying = [one for one in self.view.waiting if not (one.rejects and one.id in declined)]
         tried = self.asked.too_tight.intersection(one.id for one in staying)
@@ -161,16 +165,16 @@ class _Decision:
         promised = frozenset(as_they_came & {one.id for one in new})
         return replace(as_fcfs, order="first_come", why=why, promised=promised)
 
-    # Who is admitted
+    # Admission of requests
 
     def _promoted(self) -> RequestView | None:
-        """The oldest best-effort request, if it has waited too long."""
+        """Return the oldest best-effort request, if it has waited too long."""
         together = (*self.asked.best_effort, *self.asked.waiting)
         oldest = min(together, key=lambda each: each.arrived_s, default=None)
         return oldest if oldest and is_old(oldest, self.view, self.patience_ms) else None
 
     def _beside(self, promoted: RequestView) -> Pacing:
-        """The pacing beside what it takes of every batch, which is then `fixed`."""
+        """Return the pacing beside the promoted request's tokens, which become `fixed`."""
         load = self.asked.load
         tightest = min(load.tightest_ms, *(each.tpot_ms for each in load.prompts), math.inf)
         batch_ms = tightest if math.isfinite(tightest) else self.pacing.times.ms(256)
@@ -187,12 +191,12 @@ class _Decision:
         return pacing.choose(self.asked.load, self.asked.new if is_open else (), memory)
 
     def _victims(self) -> list[RequestView]:
-        """Who may lose its row, the youngest last."""
+        """Return the requests that may be preempted, the youngest last."""
         kept = set(self.preempted) | {self.promoted.id if self.promoted else None}
         return [each for each in self.asked.best_effort if each.id not in kept]
 
     def _admit(self, name: int, tokens: int) -> bool:
-        """With the memory of best-effort requests, the youngest first, if there is no other."""
+        """Admit a request if possible; it may preempt best-effort requests, the youngest first."""
         victims, taken = self._victims(), list[int]()
         rows, memory = self.rows, self.memory
         while rows < 1 or memory < tokens:
@@ -207,7 +211,7 @@ class _Decision:
         return True
 
     def _admit_best_effort(self) -> None:
-        """In their order, into rows and memory that nobody was preempted for."""
+        """Admit best-effort requests in their order, if no other was preempted in this cycle."""
         for request in () if self.preempted else self.asked.waiting:
             if request.id in self.admitted:
                 continue
@@ -219,7 +223,7 @@ class _Decision:
             self.rows, self.memory = self.rows - 1, self.memory - request.kv_tokens
             self.admitted.append(request.id)
 
-    # What the batch does
+    # The batch
 
     def _written(self, load: Load, batch: Batch) -> Admission:
         chunks = dict(zip((each.id for each in load.prompts), batch.chunks, strict=True))
@@ -229,7 +233,7 @@ class _Decision:
             if not lengths[name] and room:
                 lengths[name], room = 1, room - 1
         room = self._share(room, lengths, chunks)
-        # All but the last token of their prompts is read: that one is decoded, or waits.
+        # Their prompts are read except for the last token: that one is decoded, or waits.
         held = {one.id for one in self.view.running if one.awaits_first and not one.prompt_left}
         lengths |= {name: chunks.pop(name) for name in held & chunks.keys()}
         admission = Admission(
@@ -254,8 +258,10 @@ class _Decision:
         )
 
     def _sitting_out(self, most: int | None, given_up: int) -> frozenset[int]:
-        """Who decodes without an objective, beyond so many, the last ones first: less those that
-        were given up, who go on."""
+        """Return the decoding requests without an objective that sit out, the last ones first.
+
+        Up to `most` decode, including the `given_up` requests, which go on.
+        """
         if most is None:
             return frozenset()
         most = max(0, most - given_up)
@@ -264,8 +270,10 @@ class _Decision:
         return frozenset([one.id for one in self.asked.best_effort if one.id in decoding][most:])
 
     def _share(self, room: int, lengths: dict[int, int], chunks: dict[int, int]) -> int:
-        """What is left goes to best-effort requests, promoted ones first: a token for each that
-        decodes, then prompts. Returns what is left then."""
+        """Give the room to best-effort requests, promoted ones first, and return the rest.
+
+        Each decoding request gets a token, then prompts get theirs.
+        """
         came = [each for each in self.asked.waiting if each.id in self.admitted]
         running = [each for each in self.asked.best_effort if each.id not in self.preempted]
         together, fixed = (*running, *came), self.fixed
@@ -282,5 +290,5 @@ class _Decision:
 
 
 def _does(admission: Admission) -> Admission:
-    """Without what is told of it."""
+    """Return the admission without the fields that do not change the cycle."""
     return replace(admission, promised=frozenset(), declined=(), lost=(), held_back=0)

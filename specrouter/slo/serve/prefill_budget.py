@@ -1,10 +1,10 @@
 """PB*: prompt tokens that can be read in a time, beside requests that decode at their pace.
 
-Requests that decode are known by how many there are of each tier; a tier is a TPOT, infinite where
-decoding has no objective. In a batch every request verifies as many tokens as suit its tier, so
-that it may take longer than a TPOT and read more (section 3.2.3, Appendix D).
+Decoding requests are given by their number in each tier; a tier is a TPOT, infinite where decoding
+has no objective. In a batch every request verifies as many tokens as suit its tier, so that it may
+take longer than a TPOT and read more (section 3.2.3, Appendix D).
 
-Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/architecture.md.
+Source: SLOs-Serve (arXiv 2504.08784). For its contradictions see docs/architecture.md.
 """
 
 from abc import ABC, abstractmethod
@@ -25,32 +25,32 @@ _ROUNDING = 1e-9
 
 
 class PrefillBudget(ABC):
-    """Counts are [..., L], of the requests of each tier that decode; times are milliseconds."""
+    """The prefill budget. Counts [..., L] are of each tier's decoding requests; times are in ms."""
 
     @abstractmethod
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
-        """[...] prompt tokens in each time; -inf where the decoding requests alone are too many."""
+        """Return the prompt tokens [...] in each time; -inf if decoding alone takes too long."""
 
     def holds(self, counts: Ints) -> Bools:
-        """[...] can so many requests decode at their pace?"""
+        """Return whether [...] so many requests can decode at their pace."""
         return np.isfinite(self.over(np.zeros(()), counts))
 
 
 def whole_batches(spans_ms: Floats, batch_ms: Floats | float) -> Floats:
-    """How many batches end in a time."""
+    """Return how many batches end in a time."""
     batches: Floats = np.floor(spans_ms / batch_ms + _ROUNDING)
     return batches
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a batch speculates.
+    """The speculation of a batch.
 
     Attributes:
-        lengths: tokens that a request of each tier verifies, its root included; 0: a tier that
-            has no objective, or nobody.
-        ms: what the batch takes, which no tier's TPOT forbids.
-        tokens: that it reads, those of decoding requests included.
+        lengths: tokens that a request of each tier verifies, its root included; 0: the tier has no
+            objective or no requests.
+        ms: time of the batch, within every tier's TPOT.
+        tokens: tokens that it reads, those of decoding requests included.
     """
 
     lengths: tuple[int, ...]
@@ -58,17 +58,19 @@ class Speculation:
     tokens: int
 
 
-# Batches that may be: what is verified [C, L], what they take, and read [C].
+# Possible batches: verified tokens [C, L], times [C], and tokens in all [C].
 _Candidates = tuple[Ints, Floats, Floats]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpeculativeBudget(PrefillBudget):
-    """Attributes:
-    tiers_ms: [L] TPOT of each, rising.
-    alpha: chance that a drafted token is accepted, given that the one before it is.
-    idle_ms: what a batch may take while nobody decodes who has an objective.
-    margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
+    """The prefill budget where all requests speculate.
+
+    Attributes:
+        tiers_ms: [L] TPOT of each tier, ascending.
+        alpha: chance that a drafted token is accepted, given that the one before it is.
+        idle_ms: most time of a batch while no request with an objective decodes.
+        margin: share of every TPOT that is kept back, since `alpha` is only a mean.
     """
 
     times: BatchTime
@@ -82,14 +84,14 @@ class SpeculativeBudget(PrefillBudget):
         return {}
 
     def _candidates(self, present: tuple[bool, ...]) -> _Candidates:
-        """Where requests of these tiers decode; worked out once."""
+        """Return the possible batches if these tiers have requests; cached."""
         found = self._found.get(present)
         if found is None:
             found = self._found[present] = self._find(present)
         return found
 
     def _find(self, present: tuple[bool, ...]) -> _Candidates:
-        """One for each tier that may bound the batch, and each length that it may have there."""
+        """Return one batch for each tier that may bound it, and each length of that tier."""
         if not any(present):
             tokens = self.times.tokens_within(self.idle_ms)
             none = np.zeros((1, len(self.tiers_ms)), dtype=np.int64)
@@ -97,7 +99,7 @@ class SpeculativeBudget(PrefillBudget):
         paces = np.array(self.tiers_ms) * (1.0 - self.margin)
         reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
         found = []
-        # Without drafts there is one length, so batches may be shorter than those present need.
+        # Without drafts there is one length, so a batch may be shorter than the present tiers need.
         bounds = present if self.alpha else np.isfinite(paces)
         for tier in np.flatnonzero(bounds):
             for ms in np.unique(paces[tier] * reach):
@@ -111,8 +113,10 @@ class SpeculativeBudget(PrefillBudget):
         return np.array(verified), np.array(took_ms), np.array(read)
 
     def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
-        """[L] -> the batch that reads most prompt tokens per millisecond, of those that end within
-        a time, if any do."""
+        """Return the batch that reads most prompt tokens per millisecond, for counts [L].
+
+        It is one that ends within a time, if there is any.
+        """
         lengths, ms, tokens = self._candidates(tuple(self._held(counts).tolist()))
         rates = (tokens - lengths @ counts) / ms
         ends = ms <= within_ms
@@ -122,7 +126,7 @@ class SpeculativeBudget(PrefillBudget):
         return Speculation(tuple(lengths[best].tolist()), float(ms[best]), int(tokens[best]))
 
     def _held(self, counts: Ints) -> Bools:
-        """Which tiers are present, of those that have a TPOT."""
+        """Return which tiers have requests and a TPOT."""
         return np.asarray((counts > 0) & np.isfinite(self.tiers_ms))
 
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
@@ -131,17 +135,17 @@ class SpeculativeBudget(PrefillBudget):
         found = np.empty(len(flat))
         held = self._held(flat)
         codes = held @ (1 << np.arange(len(self.tiers_ms)))
-        for code in set(codes.tolist()):  # those with the same tiers have the same batches
+        for code in set(codes.tolist()):  # entries with the same tiers have the same batches
             of = codes == code
             lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
-            spare = tokens - flat[of] @ lengths.T  # [K, C] that the batches read of prompts
+            spare = tokens - flat[of] @ lengths.T  # [K, C] prompt tokens of the batches
             read = whole_batches(spans[of][:, None], ms) * spare
             found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)
         return found.reshape(counts.shape[:-1])
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:
-    """Acc(s) = (1 - alpha^s) / (1 - alpha): tokens that verifying s brings, the root included."""
+    """Return Acc(s) = (1 - alpha^s) / (1 - alpha): tokens from verifying s, the root included."""
     if alpha >= 1.0:
         return lengths.astype(np.float64)
     found: Floats = (1.0 - np.power(alpha, lengths.astype(np.float64))) / (1.0 - alpha)

@@ -1,11 +1,11 @@
-"""Sorted: what a view's requests need, those with objectives and those without: docs/routing.md.
+"""Sorted: the needs of a view's requests, those with objectives and those without: docs/routing.md.
 
-`ttft_ms` is asked until the first token has come; a request that loses its row then has its prompt
-to read again, and no deadline for it. What is left of `e2e_ms` is shared between prompt and output
-in proportion to their times on an idle machine, so that each may be slowed down by the same factor.
-Nobody is declined for a length that nobody knows: the first outputs of a class show what is usual.
-What a request is behind, or ahead, is made good by the tokens that are left: those of its run of
-ten where TPOT is judged by such runs, else those of its output or stage. Pure.
+`ttft_ms` counts until the first token has come; a request that loses its row then has its prompt to
+read again, and no deadline for it. What is left of `e2e_ms` is shared between prompt and output in
+proportion to their times on an idle machine, so that each may be slowed down by the same factor. No
+request is declined for a length that is not known: the first outputs of a class show what is usual.
+The tokens that are left make up for time lost or gained: those of its run of ten where TPOT is
+judged by such runs, else those of its output or stage. Pure.
 """
 
 import math
@@ -19,20 +19,23 @@ from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
 from specrouter.slo.serve.pacing import Pacing
 from specrouter.view import EngineView, RequestView
 
-_PATIENT = 2.0  # times the implied TTFT, after which a first token comes before others' pace
-PATIENCE_MS = 10_000.0  # for the first token of requests of which nothing is asked or implied
+_PATIENT = 2.0  # times the implied TTFT: after that, a first token comes before others' pace
+PATIENCE_MS = 10_000.0  # for the first token, without a stated or implied TTFT
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sorted:
-    """Attributes:
-    load: of running requests with objectives.
-    new: waiting ones that could attain theirs if they were alone.
-    best_effort: running ones without, or beyond, objectives, in the order of their keys.
-    waiting: the same of waiting ones, without those that are to be rejected.
-    beyond: ids of waiting ones whose objectives cannot be attained any more.
-    too_tight: of them, for a TPOT that nobody is promised now; `held_back`: for the margin alone.
-    lost: ids of running ones that were promised theirs, and attain them no more.
+    """The requests of a view, sorted by what they need.
+
+    Attributes:
+        load: running requests with objectives.
+        new: waiting ones that could attain theirs if they were alone.
+        best_effort: running ones served as best effort, in the order of their keys.
+        waiting: the same of waiting ones, without those that are to be rejected.
+        beyond: ids of waiting ones whose objectives cannot be attained any more.
+        too_tight: those of them whose TPOT is less than any promised now.
+        held_back: those of them that only the margin excludes.
+        lost: ids of running ones that were promised their objectives and will miss them.
     """
 
     load: Load
@@ -45,7 +48,7 @@ class Sorted:
     lost: tuple[int, ...]
 
 
-# Of who decodes: id, when the next token is due, TPOT from now on, and tokens that are left.
+# Of a decoding request: id, time until the next token is due, TPOT from now on, tokens left.
 _Pace = tuple[int, float, float, float]
 
 
@@ -59,8 +62,11 @@ def is_old(request: RequestView, view: EngineView, patience_ms: float) -> bool:
 
 
 def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.inf) -> Sorted:
-    """Who has waited for `patience_ms` is best effort, as long as it waits, or, without a deadline
-    that would come, reads its prompt."""
+    """Sort the requests of a view.
+
+    A request that has waited for `patience_ms` is best effort as long as it waits, or, without a
+    real deadline, reads its prompt.
+    """
     needs = _Needs(view, pacing)
     load, best_effort, lost = _running(needs, view, patience_ms)
     new, waiting, beyond, too_tight, held_back = [], [], [], set(), set()
@@ -68,13 +74,13 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
         prompt = needs.of_waiting(request)
         if prompt is None:
             is_beyond = not request.declined and needs.asks(request)
-        elif prompt.tpot_ms < pacing.promised_ms:  # though it were alone
+        elif prompt.tpot_ms < pacing.promised_ms:  # even alone
             is_beyond = True
             too_tight.add(request.id)
             if prompt.tpot_ms >= pacing.fastest_ms:
                 held_back.add(request.id)
         elif is_old(request, view, patience_ms):
-            # Rejected, where no deadline may come yet: all the time it could not be attained.
+            # Rejected without a deadline that could still come: never attainable so far.
             is_beyond = request.rejects and not request.has_deadline
         else:
             new.append(prompt)
@@ -98,7 +104,7 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
 def _running(
     needs: "_Needs", view: EngineView, patience_ms: float
 ) -> tuple[Load, list[RequestView], list[int]]:
-    """What they need, who of them is best effort, and ids of those whose promise is lost."""
+    """Return the load of running requests, the best-effort ones, and the ids of lost promises."""
     prompts: list[Prompt] = []
     decoding: list[_Pace] = []
     best_effort, lost = [], []
@@ -128,7 +134,7 @@ def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
 
 
 class _Needs:
-    """Of requests of a view. What is None asks for nothing, or cannot be on time any more."""
+    """The needs of a view's requests; None: no objective, or none that can be attained any more."""
 
     def __init__(self, view: EngineView, pacing: Pacing) -> None:
         self._view, self._times, self._fastest_ms = view, pacing.times, pacing.fastest_ms
@@ -146,24 +152,26 @@ class _Needs:
             return None
         has_pace = not request.decode_ms or math.isinf(targets[1])
         has_pace = has_pace or self._pace(request, targets[1]) is not None
-        # It may have lost it in the row that was taken from it.
+        # It may have missed its pace before it was preempted.
         return self._prompt(request, *targets) if has_pace else None
 
     def has_pace(self, request: RequestView) -> bool:
-        """One whose first token was all that it asked has had it."""
+        """Return whether the request has a TPOT; without one, the first token was all it asked."""
         targets = self._targets(request)
         return targets is not None and math.isfinite(targets[1])
 
     def asks(self, request: RequestView) -> bool:
-        """Of what is still to come."""
+        """Return whether the request has an objective for what is still to come."""
         if not request.decode_ms:
             return has_objective(request)
         latency = request.e2e_ms is not None and self._is_length_known(request)
         return bool(request.stages) or request.tpot_ms is not None or latency
 
     def _targets(self, request: RequestView) -> tuple[float, float] | None:
-        """TTFT from the arrival and TPOT of the output, infinite where there is none. None: it asks
-        for nothing, or nothing any more, or for what no machine could attain."""
+        """Return TTFT from the arrival and TPOT of the output, infinite where there is none.
+
+        None: it has no objective, or none any more, or one that no machine could attain.
+        """
         if request.declined or not self.asks(request):
             return None
         tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
@@ -175,7 +183,7 @@ class _Needs:
             ttft_ms, tpot_ms = min(ttft_ms, shares[0]), min(tpot_ms, shares[1])
         if tpot_ms < EPS_MS:
             return None
-        # Of larger ones, sums and products would not be finite; a TPOT of decades is none.
+        # With larger values, sums and products would not be finite; a TPOT of decades is none.
         tpot_ms = tpot_ms if tpot_ms < 1e12 else math.inf
         has_deadline = math.isfinite(ttft_ms) and not request.decode_ms
         return min(ttft_ms, 1e12) if has_deadline else math.inf, tpot_ms
@@ -184,19 +192,19 @@ class _Needs:
         return request.output_tokens is not None or request.tier in self._view.output_tokens
 
     def _output_tokens(self, request: RequestView) -> float:
-        """The most that it may be, where it is not known."""
+        """Return the length of the output, or an upper bound if it is not known."""
         if request.output_tokens is not None:
             return float(request.output_tokens)
         most = float(request.max_new_tokens)
         return min(most, self._view.output_tokens.get(request.tier, most))
 
     def _shares(self, request: RequestView, e2e_ms: float) -> tuple[float, float] | None:
-        """TTFT and TPOT that an end-to-end latency leaves; None: not enough for either."""
+        """Return TTFT and TPOT that an end-to-end latency leaves; None: not enough for either."""
         if not self._is_length_known(request):
             return e2e_ms, math.inf
         waited_ms = self._waited_ms(request)
         output_tokens = self._output_tokens(request)
-        if request.decode_ms:  # a TPOT counts from where `decoded` does: the stage's begin
+        if request.decode_ms:  # a TPOT counts from where `decoded` does: the start of the stage
             left = max(1.0, output_tokens - (request.max_new_tokens - request.remaining))
             left_ms = max(0.0, e2e_ms - waited_ms)
             return math.inf, (left_ms + request.decode_ms) / (request.decoded + left)
@@ -212,7 +220,7 @@ class _Needs:
         needs_ms, waited_ms = self._times.ms(request.prompt_left + 1), self._waited_ms(request)
         deadline_ms, can_wait = ttft_ms - waited_ms, False
         if math.isinf(ttft_ms):
-            # Implied until the first token has come.
+            # An implied TTFT counts until the first token has come.
             implied_ms = None if request.decode_ms else request.implied_ttft_ms
             deadline_ms = max((implied_ms or PATIENCE_MS) - waited_ms, 2.0 * needs_ms)
             can_wait = waited_ms < _PATIENT * (implied_ms or math.inf)
@@ -231,12 +239,12 @@ class _Needs:
         )
 
     def _left(self, request: RequestView) -> float:
-        """Tokens that are still to come of what its TPOT is judged by, at least one."""
+        """Return how many tokens are left of those that its TPOT is judged by, at least one."""
         if request.run_ms is not None:
             left = float(RUN_TOKENS - request.decoded % RUN_TOKENS)
         elif request.stages and request.stages[0].until_tokens is not None:
             left = float(request.stages[0].until_tokens - request.decoded)
-        elif request.stages:  # the last one, in which `decoded` counts none of those before
+        elif request.stages:  # the last stage; `decoded` does not count those before
             done = request.max_new_tokens - request.remaining
             left = self._output_tokens(request) - done
         else:
@@ -244,9 +252,12 @@ class _Needs:
         return max(1.0, min(left, float(request.remaining)))
 
     def _pace(self, request: RequestView, tpot_ms: float) -> _Pace | None:
-        """Where TPOT is judged by runs of ten tokens, a run that fell behind is to be on time at
-        its end. Else it is the mean over the output, and what was gained or lost so far is spread
-        over the rest."""
+        """Return the pace that a decoding request needs; None if it has none or cannot keep it.
+
+        Where TPOT is judged by runs of ten tokens, a run that fell behind should be on time at its
+        end. Else it is the mean over the output, and time gained or lost so far is spread over the
+        rest.
+        """
         if math.isinf(tpot_ms):
             return None
         left = self._left(request)

@@ -1,12 +1,13 @@
-"""Reservation: what the next cycle reads of which prompt, and that promised ones are read in time.
+"""Reservation: the prompt tokens of the next cycle, so that promised prompts are read in time.
 
-A first token comes at the end of its cycle, whatever else is read in it. So no cycle ends after the
-earliest deadline of the prompts that are unread: it reads as much as fits until then beside what
-decodes, by rising deadline. Prompts are in time if such cycles, one after the other, read them all.
+A first token comes at the end of its cycle, after all else that is read in it. So no cycle ends
+after the earliest deadline of the unread prompts: it reads as much as fits until then beside the
+decoding requests, by deadline. Prompts are in time if such cycles, one after the other, read them
+all.
 
-`times` are of cycles beside what they decode, a cycle reads `chunk` tokens of prompts at most, and
-prompts come by rising deadline.
-Pure. Ours; what is reserved is what SLOs-Serve's program counts, the tokens until each deadline.
+`times` are of cycles beside their decoding, a cycle reads `chunk` prompt tokens at most, and
+prompts are sorted by deadline.
+Pure. Ours; it reserves what SLOs-Serve's program counts, the tokens until each deadline.
 """
 
 import math
@@ -21,10 +22,10 @@ from specrouter.slo.serve.pacing import Batch, Pacing
 def first_chunk(
     times: BatchTime, chunk: int, prompts: Sequence[Prompt], since_ms: float = 0.0
 ) -> int | None:
-    """What the first cycle reads, from `since_ms` on, where all prompts are in time; else None."""
+    """Return the first cycle's tokens, after `since_ms`, if all prompts are in time; else None."""
     left, now_ms, first = sum(each.tokens for each in prompts), since_ms, 0
     whole_ms = times.ms(chunk)
-    read = 0  # of the first prompt that is unread
+    read = 0  # tokens of the current prompt
     for prompt in prompts:
         while (rest := prompt.tokens - read) > 0:
             until_ms = prompt.deadline_ms - now_ms
@@ -45,10 +46,10 @@ def first_chunk(
 def longest_ms(
     times: BatchTime, chunk: int, prompts: Sequence[Prompt], chunks: Sequence[int]
 ) -> float:
-    """What the next cycle may take, that reads these chunks, so that all are in time after it, to a
-    millisecond: at least what it takes with what is decoded beside them.
+    """Return the most time of a next cycle that reads these chunks and leaves all in time after it.
 
-    Args: `prompts`: not all of them can wait.
+    It is found to a millisecond, and at least the time of these chunks and the decoding. Not all of
+    the prompts can wait.
     """
     least_ms = times.ms(sum(chunks))
     most_ms = min(each.deadline_ms for each in prompts if not each.can_wait)
@@ -70,7 +71,7 @@ def longest_ms(
 
 
 def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
-    """The batch with chunks of the load's prompts, by earliest deadline.
+    """Return the batch with chunks of the load's prompts, by deadline.
 
     Prompts that could end in it and need not yet are held one token before their end, so long as
     their requests would decode too early for the others.
