@@ -54,8 +54,8 @@ class LLM:
 
     Args:
         target: as TARGET of `specrouter serve`; None: the bundled scenario.
-        draft: names of drafters, as for `--draft`; "auto" finds one on this machine; None: `ngram`,
-            which has no weights.
+        draft: names of drafters, as for `--draft`; "auto" finds one on this machine. `ngram`,
+            which has no weights, is added unless a text drafter is named.
         set: any settings, by their keys in a configuration file: `{"engine.prefill_chunk": 512}`.
         progress: shows the progress of loading on stderr; None: on a terminal and in a notebook.
         options: `max_model_len`, `max_requests`, `generation_defaults`, `fresh_times`.

@@ -163,13 +163,13 @@ def _pool(
     target: str, drafters: Sequence[str], spelled: Callable[[str], str]
 ) -> tuple[dict[Any, Any], dict[str, str]]:
     """Return a pool of the target, its first model, and its drafters."""
-    from modelpool.config import NGRAM, QUANTISED
+    from modelpool.config import NGRAM, QUANTISED, TEXT_SOURCES
 
-    if not drafters and target != NGRAM:
-        drafters = [NGRAM]  # costs nothing, and the router uses it only where it is faster
     if AUTO in drafters:
         found = _found(checked_source(target, spelled("target")), spelled("target"))
         drafters = list(dict.fromkeys(found if one == AUTO else one for one in drafters))
+    if not {*TEXT_SOURCES} & {*drafters, target}:
+        drafters = [*drafters, NGRAM]  # no model, and used only where it is faster
     models = list[dict[str, Any]]()
     arguments = {"pool.target": spelled("target")}
     for number, given in enumerate([target, *drafters]):

@@ -32,9 +32,9 @@ def add_target(parser: argparse.ArgumentParser, default: str = DEFAULT) -> None:
     what.add_argument("--config", metavar="FILE", help="a YAML scenario, or a bundled one's name")
     parser.add_argument(
         "--draft", nargs="+", default=[], metavar="NAME",
-        help="drafters for a TARGET that is a model, named like it, or ngram, which has no "
-        "weights, or quantised, the target itself in int8 on the CPU, or auto, the one on this "
-        "machine that `specrouter pairs TARGET` names (default: ngram)",
+        help="drafters for a TARGET that is a model, named like it, or quantised, the target "
+        "itself in int8 on the CPU, or auto, the one on this machine that `specrouter pairs "
+        "TARGET` names; ngram, which has no weights, is added unless it or suffix is named",
     )  # fmt: skip
     for option in OPTIONS:
         _add(parser, option)

@@ -12,14 +12,14 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
 class ReplicaConfig(Strict):
-    """Replicas of one kind. They serve the same pool and the same target as all others.
+    """Replicas of one kind. All processes of a cluster serve the same pool and target.
 
     Attributes:
-        name: the replica's name; with a count above 1, numbered.
+        name: name; with `count` above 1, `NAME-0`, `NAME-1`, ...
         count: number of replicas.
-        threads: CPU threads of each.
+        threads: CPU threads of each replica.
         device: device of all its models, such as `cuda:1`; by default as in `pool`.
-        engine: keys of the section `engine` that differ here, such as `max_requests`.
+        engine: keys of `engine` that differ here, such as `max_requests`.
     """
 
     name: str = Field(pattern=_NAME)
@@ -37,12 +37,12 @@ class ReplicaConfig(Strict):
 
 
 class HalfConfig(Strict):
-    """A process of a pair. It serves the same pool and the same target as all others.
+    """One process of a pair.
 
     Attributes:
         threads: CPU threads.
         device: device of all its models, such as `cuda:1`; by default as in `pool`.
-        engine: keys of the section `engine` that differ here, such as `max_requests`.
+        engine: keys of `engine` that differ here, such as `max_requests`.
     """
 
     threads: int = Field(default=1, ge=1)
@@ -51,11 +51,11 @@ class HalfConfig(Strict):
 
 
 class PairConfig(Strict):
-    """A stream pair: one process reads prompts, another one goes on from what was read.
+    """A stream pair: one process reads prompts, the other decodes.
 
     Attributes:
-        name: the pair's name; its halves are `NAME-prefill` and `NAME-decode`.
-        prefill: reads prompts and chooses the first token.
+        name: name of the pair; its processes are `NAME-prefill` and `NAME-decode`.
+        prefill: reads prompts and generates the first token.
         decode: generates the rest.
     """
 
@@ -73,10 +73,10 @@ class RoutingConfig(Strict):
     """The choice of a replica for each request.
 
     Attributes:
-        policy: `slo`: a replica that can attain the objective, by its own measured times;
-            `flowguard`: StreamServe's score, from states and what was sent since;
-            `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
-        metrics_s: seconds between the states that replicas report.
+        policy: `slo`: a replica that can attain the objective, by its measured times; `flowguard`:
+            StreamServe's score, of reports and requests sent since; `join-shortest`: fewest
+            requests; `p2c`: the better of two random ones; `round-robin`: in turn.
+        metrics_s: seconds between a replica's reports.
     """
 
     policy: ReplicaPolicyName = "slo"
@@ -84,12 +84,12 @@ class RoutingConfig(Strict):
 
 
 class ResumeConfig(Strict):
-    """Limits for continuing a request at another replica, with the same text.
+    """Limits for continuing a request on another replica, with the same text.
 
     Attributes:
-        limit: failures of replicas that a request survives.
-        silence_s: seconds without news after which a replica is taken for dead: it is not chosen,
-            and its requests move.
+        limit: replica failures that a request survives.
+        silence_s: seconds without a report after which a replica counts as dead: it gets no
+            requests, and its requests move.
     """
 
     limit: int = Field(default=3, ge=0)
@@ -100,13 +100,13 @@ class ClusterConfig(Strict):
     """Replicas on Ray Serve; needs the extra `cluster` (`pip install 'specrouter[cluster]'`).
 
     Attributes:
-        address: `local` starts Ray on this machine; `auto` joins the Ray that runs here; else the
-            address of one.
-        replicas: whole engines.
-        pairs: engines of two processes, one reading prompts and one decoding. At least one replica
-            or pair is needed.
-        routing: which replica a request goes to.
-        resume: when a request moves to another replica.
+        address: `local` starts Ray on this machine, `auto` joins the Ray that runs here; else the
+            address of a Ray to join.
+        replicas: engines of one process.
+        pairs: engines of two processes, for prompts and decoding. At least one replica or pair is
+            required.
+        routing: choice of a replica for each request.
+        resume: limits for moving requests to other replicas.
     """
 
     address: str = "local"

@@ -21,41 +21,38 @@ TREE_SLOTS = MAX_TREE_TOKENS + 16
 
 
 class EngineConfig(Strict):
-    """Limits of what runs together.
+    """Limits and options of the engine.
 
     Attributes:
-        max_requests: requests that run at the same time (rows); others wait.
-        max_model_len: the most tokens of a request, prompt and output. KV memory follows from it.
-            By default the models' own length, as far as a request of it has room in `kv_memory`;
-            without that, in what `max_requests` requests of 1,024 tokens take, or in a tenth of the
-            memory of the target's device if that is more.
-        prefill_chunk: prompt tokens that the target reads in a cycle beside decoding, and that each
-            drafter reads of a text it has not seen.
-        kv_budget_tokens: tokens that running requests may hold together; others wait. It excludes
-            `kv_memory`.
-        kv_memory: memory for keys and values of all models: a share of the target's device (0.3 or
-            "30%"), or an amount ("8GiB"). By default there is room for `max_requests` requests of
-            `max_model_len` tokens, or as that says.
-        generation_defaults: of what a request does not say: `neutral` changes no probabilities:
-            temperature 1 for `/v1`, 0 (greedy) for `/generate` and in Python; `model` takes
-            temperature, `top_k`, `top_p`, `min_p` and `repetition_penalty` of the checkpoint's
-            generation_config.json, greedy where that does not say `do_sample`.
-        prefix_cache: keeps what requests have read for others that begin with the same tokens, in
-            memory that no request holds.
-        output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for
-            requests of the same tenant (API key or `cache_salt`); about 0.3 KB each; 0 keeps none.
-        admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
-            objectives can be attained come first, and take rows from those without; without
-            objectives the same as `fcfs`.
-        exact: `strict` keeps trees at width 1, which can matter where `system_fingerprint` ends in
+        max_requests: requests that run at the same time; others wait.
+        max_model_len: maximum tokens of a request, prompt and output. By default the models' own
+            maximum, if there is [memory](operation.md#memory) for it, else what fits.
+        prefill_chunk: maximum prompt tokens that the target reads in a cycle, besides decoding, and
+            unread tokens that each drafter reads.
+        kv_budget_tokens: maximum tokens of all running requests; others wait. Excludes `kv_memory`.
+        kv_memory: KV memory of all models: a share of the target's device (0.3 or "30%") or an
+            amount ("8GiB"). By default as much as `max_requests` requests of `max_model_len` tokens
+            need; if that is not set, see [memory](operation.md#memory).
+        generation_defaults: sampling parameters that a request leaves out. `neutral`: temperature 1
+            for `/v1`, 0 (greedy) for `/generate` and Python, the rest off. `model`: temperature,
+            `top_k`, `top_p`, `min_p` and `repetition_penalty` of the checkpoint's
+            generation_config.json, greedy unless it sets `do_sample`.
+        prefix_cache: keeps what requests have read, for others that begin with the same tokens, in
+            unused KV memory.
+        output_store_tokens: tokens of earlier outputs that `source: suffix` may quote for the same
+            tenant (API key or `cache_salt`); about 0.3 KB each; 0 keeps none.
+        admission: `fcfs`: first come, first served, shifted by priority; `slo`: requests with
+            [attainable objectives](operation.md#objectives-under-overload) first, preempting those
+            without; without objectives the same as `fcfs`.
+        exact: `strict` limits trees to width 1, which can matter if `system_fingerprint` ends in
             `_varies`, and on GPUs without kernels for the model.
-        preload: loads and times drafters while there is room: of `specrouter serve` one by one
-            while no request runs, or every half minute, once the target answers; of replicas and in
-            Python before the first request. Otherwise at their first use. Requests wait for it.
-        fresh_times: measures the models' times at the start instead of using kept ones.
-        hang_timeout_s: seconds in one forward of a drafter after which the engine has failed.
-        step_timeout_s: seconds in one cycle, loading included, after which the engine has failed:
-            every request ends with an error, and the service exits with 3.
+        preload: loads and times drafters before their first use, as far as memory allows: before
+            the first request, or with `specrouter serve` [one by one](operation.md#health) in
+            pauses, at the latest after 30 s. Requests wait meanwhile.
+        fresh_times: measures the models' times at the start, even if there are stored ones.
+        hang_timeout_s: maximum seconds of a drafter's forward; beyond it the engine fails.
+        step_timeout_s: maximum seconds of a cycle, loading included; beyond it the engine fails:
+            all requests end with an error, and the service exits with code 3.
     """
 
     max_requests: int = Field(default=32, ge=1, le=1024)

@@ -25,16 +25,16 @@ _OF_ALL_REPLICAS = ("exact", "generation_defaults", "prefix_cache")
 
 
 class RouterConfig(Strict):
-    """A scenario.
+    """The sections of a scenario.
 
     Attributes:
         pool: the models.
-        scheduler: how chains are chosen.
-        trees: how large drafts are, and which draft tokens are verified.
-        engine: limits of what runs together.
+        scheduler: choice of chains and draft trees.
+        trees: choice of the draft tokens to verify.
+        engine: limits and options of the engine.
         server: the HTTP service.
-        slo_classes: named objectives, for requests to ask for.
-        cluster: replicas in processes of their own; without it, one engine in this process.
+        slo_classes: named objectives for requests.
+        cluster: replicas in separate processes; without it, one engine runs in this process.
     """
 
     pool: PoolConfig

@@ -9,17 +9,16 @@ from specrouter.request.params import MAX_TREE_TOKENS, Depth, Width
 
 
 class SchedulerConfig(Strict):
-    """The choice of chains and trees.
+    """The choice of chains and draft trees.
 
     Attributes:
-        policy: `adaptive`: measured times and acceptance decide; `static`: always `chain`;
-            `smallest`: the smallest drafter and the target; `target-only`: no speculation.
-        depth: levels of the draft trees. By default `adaptive` chooses, and other policies take 4.
-        width: branches on each level; times the depth at most 64. By default `adaptive` chooses,
-            and other policies take 1.
-        nodes: mean number of a tree's nodes that the target verifies. By default `adaptive`
-            chooses, and other policies verify all.
-        chain: model names, weakest first, the target last; for `static`.
+        policy: `adaptive`: by measured times and acceptance; `static`: always `chain`; `smallest`:
+            the smallest drafter and the target; `target-only`: no speculation.
+        depth: levels of draft trees. By default chosen by `adaptive`, else 4.
+        width: alternatives per level; depth times width is at most 64. By default chosen by
+            `adaptive`, else 1.
+        nodes: mean number of verified nodes per tree. By default chosen by `adaptive`, else all.
+        chain: model names for `static`, weakest first, the target last.
     """
 
     policy: ChainPolicyName = "adaptive"
@@ -52,11 +51,11 @@ class TreesConfig(Strict):
     """The choice of the nodes of draft trees that the target verifies.
 
     Attributes:
-        selection: `goodput`: the highest expected rate of tokens that arrive in time (default of
-            adaptive routing); `whole`: all nodes, or the policy's `nodes` (default of others);
-            `global-greedy`: the likeliest nodes of all requests, without objectives.
+        selection: `goodput`: highest expected rate of tokens in time (default for `adaptive`);
+            `whole`: all nodes, or the policy's `nodes` (default for others); `global-greedy`:
+            likeliest nodes of all requests, regardless of objectives.
         budget_tokens: tokens that the target reads in a cycle, prompts included, for selections
-            that have a budget. By default what yields most tokens per second.
+            with a budget. By default the number that gives the most tokens per second.
     """
 
     selection: NodeSelectionName | None = None

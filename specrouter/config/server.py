@@ -22,32 +22,32 @@ class ServerConfig(Strict):
     """The HTTP service.
 
     Attributes:
-        host: address to listen on; 0.0.0.0 is every interface.
-        port: 0 picks a free one.
-        max_waiting: requests that may wait for a row; beyond it the answer is 503.
-        max_choices: choices of one HTTP request: prompts times samples of each.
-        max_body_bytes: size of an HTTP request's body.
-        max_inflight_body_bytes: size of all bodies over 64 KiB together that have no answer yet;
-            beyond it the answer is 503.
-        limit_concurrency: connections, and requests in progress; beyond it idle connections are
-            closed, and requests get 503.
-        request_timeout_s: seconds after which a request ends, waiting or running.
-        drain_s: seconds that running requests may go on after the signal to stop.
-        api_keys: keys that clients may send as `Authorization: Bearer KEY`, besides
-            SPECROUTER_API_KEY. Without any, the service is open to all.
-        cors_origins: origins of web pages that may call the service; "*" is any.
-        log_format: of the log on stderr.
-        chat_template: a file with a Jinja template, instead of the tokenizer's.
-        literal_user_text: special tokens in the contents of user and tool messages, such as
-            `<|im_end|>`, are read as the text that they are. Those of the template stay special.
-        page: serves the page at `/`, which shows how requests are routed.
-        page_hosts: host names under which clients reach the page, beside addresses, localhost,
-            `*.internal`, `host` and this machine's name; without API keys on a loopback address
-            all of the service.
+        host: address to listen on; 0.0.0.0 for all interfaces.
+        port: port to listen on; 0 for any free one.
+        max_waiting: requests that may wait; further ones get 503.
+        max_choices: maximum prompts times samples of an HTTP request.
+        max_body_bytes: maximum size of a request body.
+        max_inflight_body_bytes: maximum size of all unanswered bodies over 64 KiB; further ones get
+            503.
+        limit_concurrency: maximum connections, and requests in progress; beyond it idle connections
+            are closed, and requests get 503.
+        request_timeout_s: maximum seconds of a request, waiting included.
+        drain_s: seconds that running requests may continue after a stop signal.
+        api_keys: keys for `Authorization: Bearer KEY`, besides SPECROUTER_API_KEY. Without any, the
+            service is open to all.
+        cors_origins: origins of web pages that may call the service; "*" for any.
+        log_format: format of the log on stderr.
+        chat_template: file with a Jinja template that replaces the tokenizer's.
+        literal_user_text: reads special tokens in user and tool messages, such as `<|im_end|>`, as
+            plain text; the template's own stay special.
+        page: serves [the page](operation.md#the-page) at `/`.
+        page_hosts: further host names of the page, besides IP addresses, localhost, `*.internal`,
+            `host` and this machine's name; on a loopback address without API keys, of all paths.
         tool_parser: format of tool calls: `hermes` (Qwen, Hermes), `llama3_json` (Llama 3.1 to
-            3.3), `auto` (as the chat template teaches), or `none`: calls stay text.
-        reasoning_parser: what chats answer as `reasoning_content`: `harmony` (gpt-oss), `think`
-            (between `<think>` tags or the like), `auto` (as the chat template has it), or `none`.
+            3.3), `auto` (by the chat template); `none` leaves calls in the text.
+        reasoning_parser: format of `reasoning_content` in chats: `harmony` (gpt-oss), `think`
+            (`<think>` tags or similar), `auto` (by the chat template); `none` leaves it in the
+            text.
     """
 
     host: str = "127.0.0.1"

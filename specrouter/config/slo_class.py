@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and files are checked before th
 
 
 class SloConfig(SloFields):
-    """A class of objectives, by the name that requests ask for. At least one must be given."""
+    """A class of objectives, which requests ask for by name. At least one objective is required."""
 
     @model_validator(mode="after")
     def _is_an_slo(self) -> SloConfig:

@@ -26,27 +26,27 @@ class Loose(Described):
 
 class FeasibleObjective(Described):
     ttft_ms: float | None
-    """Time to the first token, in milliseconds; null: not known."""
+    """Time to the first token in milliseconds, or null if unknown."""
     tpot_ms: float | None
-    """Mean time of an output token after the first, in milliseconds; null: not known."""
+    """Mean time of an output token after the first in milliseconds, or null if unknown."""
 
 
 class ErrorDetails(Described):
     message: str
-    """What is wrong, in words."""
+    """Explanation of the error."""
     type: str
     """`invalid_request_error` for 4xx, `server_error` for 5xx."""
     param: str | None
-    """The field that is wrong, as a path such as `messages[0].content`."""
+    """Path of the wrong field, such as `messages[0].content`."""
     code: str | None
-    """A word for programs, such as `context_length_exceeded`."""
+    """Error code for programs, such as `context_length_exceeded`."""
     feasible: FeasibleObjective | None = None
-    """With `slo_unattainable`: the earliest objective that could have been attained."""
+    """Earliest objective that could have been attained; only with `slo_unattainable`."""
 
 
 class ErrorAnswer(Described):
     error: ErrorDetails
-    """Why there is no other answer."""
+    """The error."""
 
 
 def error_payload(

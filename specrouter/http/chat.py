@@ -49,7 +49,7 @@ def add_chat(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/chat/completions",
         **generation(
-            "An answer to a conversation",
+            "Answer to a conversation",
             OpenAIObject,
             _BODY,
             messages=[{"role": "user", "content": "Add 2 and 3."}],

@@ -44,7 +44,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/completions",
         **generation(
-            "The continuation of one or several prompts",
+            "Continuations of one or several prompts",
             OpenAIObject,
             _BODY,
             prompt="def fib(n):",

@@ -27,29 +27,29 @@ class GenerateAnswerObject(Loose):
     """Answer to a prompt; with `n` above 1, its texts are in `choices`."""
 
     seed: int
-    """The same request with this seed gives the same tokens."""
+    """Seed of the output; the same request with it gives the same tokens."""
     text: str | None = None
-    """The output."""
+    """Text of the output."""
     token_ids: list[int] | None = None
-    """Its tokens."""
+    """Token ids of the output."""
     finish_reason: str | None = None
-    """`eos`, `stop` or `length`."""
+    """Reason why the output ended: `eos`, `stop` or `length`."""
     metrics: dict[str, Any] | None = None
-    """Times in milliseconds, acceptance length, and the cycles of each chain."""
+    """Times in milliseconds, acceptance length, and the number of cycles of each chain."""
     drafts: list[dict[str, Any]] | None = None
-    """With `return_drafts`: by cycle, who proposed its tokens and what was drafted; in a stream
-    `draft`, of the event's cycle."""
+    """Proposers of the tokens and draft tree of each cycle, if `return_drafts` is true. Events of a
+    stream have `draft` instead, for their cycle."""
     receipt: dict[str, Any] | None = None
-    """With `receipt`: by which `specrouter verify` computes the text again."""
+    """Data from which `specrouter verify` computes the text again, if `receipt` is true."""
     choices: list[dict[str, Any]] | None = None
-    """The samples, by `index`, each with the fields above but `seed`."""
+    """Samples by `index`, each with the fields above except `seed`."""
 
 
 def add_generate(app: FastAPI, service: Service) -> None:
     @app.post(
         "/generate",
         **generation(
-            "The continuation of a prompt, with metrics of how it was made",
+            "Continuation of a prompt, with metrics of the request",
             GenerateAnswerObject,
             _BODY,
             prompt="def fib(n):",

@@ -13,41 +13,41 @@ from specrouter.version import __version__
 
 class ModelObject(Described):
     id: str
-    """What requests may send as `model`."""
+    """Name of the model, as requests may send it in `model`."""
     object: str
-    """`model`."""
+    """Always `model`."""
     created: int
-    """When the service began, in seconds since 1970."""
+    """Start of the service, in seconds since 1970."""
     owned_by: str
-    """`specrouter`."""
+    """Always `specrouter`."""
     root: str
-    """The same as `id`."""
+    """Same as `id`."""
     max_model_len: int
-    """Tokens of a request, prompt and output, at most."""
+    """Maximum tokens of a request, prompt and output."""
     loading: list[str]
-    """Drafters that are still being loaded; texts are the same without them."""
+    """Names of drafters that are still being loaded; texts do not depend on them."""
 
 
 class ModelList(Described):
     object: str
-    """`list`."""
+    """Always `list`."""
     data: list[ModelObject]
-    """The target alone."""
+    """The target, as the only model."""
 
 
 class VersionAnswer(Described):
     version: str
-    """Of SpecRouter."""
+    """Version of SpecRouter."""
 
 
 def add_models(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models", **described(MODELS, "What is served", ModelList))
+    @app.get("/v1/models", **described(MODELS, "List of models: the target", ModelList))
     async def models() -> Response:
         return _answer(ModelList(object="list", data=[_model(service)]))
 
     @app.get(
         "/v1/models/{model_id:path}",
-        **described(MODELS, "One model", ModelObject, refusals=(401, 404)),
+        **described(MODELS, "A model by its id", ModelObject, refusals=(401, 404)),
     )
     async def model(model_id: str) -> Response:
         if not model_id:  # /v1/models/

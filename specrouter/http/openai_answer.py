@@ -24,19 +24,20 @@ _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 class OpenAIObject(Loose):
     id: str
-    """Of this answer; it contains the request's id."""
+    """Id of the answer; it contains the request's id."""
     object: str
-    """What the answer is, such as `chat.completion`."""
+    """Type of the answer, such as `chat.completion`."""
     created: int
-    """In seconds since 1970."""
+    """Time of the answer, in seconds since 1970."""
     model: str
-    """The target."""
+    """Name of the target."""
     system_fingerprint: str
-    """Changes where the same seed may give another text: another target, dtype or version."""
+    """Identifier that changes if the same seed may give another text: with target, dtype or
+    version."""
     choices: list[dict[str, Any]]
-    """The outputs, with `index`, the text or the message, and `finish_reason`."""
+    """Outputs, each with `index`, its text or message, and `finish_reason`."""
     usage: dict[str, Any]
-    """Tokens of the prompt and the output, and of the latter those that were drafted."""
+    """Numbers of prompt and output tokens, and of accepted and rejected draft tokens."""
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ class StreamOptions(InnerFields):
     """Options of a stream: which chunks have the usage."""
 
     include_usage: bool | None = None
-    """A last chunk has the usage, and no choices."""
+    """Adds a last chunk with the usage and no choices."""
     continuous_usage_stats: bool | None = None
-    """Every chunk has the usage so far."""
+    """Adds the usage so far to every chunk."""
     include_obfuscation: bool | None = None
     """Ignored: chunks are not padded."""
 
@@ -61,13 +61,13 @@ class OpenAIRequest(RequestFields):
     """Fields common to completions and chats; the default temperature is 1."""
 
     max_tokens: Count | None = None
-    """Tokens of the output, at most."""
+    """Maximum number of output tokens."""
     max_completion_tokens: Count | None = None
-    """OpenAI's newer name of `max_tokens`; it counts if both are given."""
+    """OpenAI's newer name of `max_tokens`; takes precedence if both are given."""
     stream_options: StreamOptions | None = None
-    """Goes with `stream` only."""
+    """Options of the stream; only with `stream`."""
     return_token_ids: bool | None = None
-    """Choices have the token ids of the output, and of the prompt."""
+    """Adds the token ids of the prompt and the output to the choices."""
     user: Text | None = None
     """Ignored."""
 
@@ -91,15 +91,15 @@ class CompletionRequest(OpenAIRequest):
     prompt: Prompt
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     best_of: Samples | None = None
-    """Make so many samples and return the `n` with the best mean log-probability."""
+    """Number of samples, of which the `n` with the best mean log-probability are returned."""
     echo: bool | None = None
     """The output begins with the prompt."""
     logprobs: LogprobCount | None = None
-    """Log-probabilities of the output's tokens, with so many alternatives."""
+    """Returns log-probabilities of the output's tokens, with this many alternatives."""
     suffix: Text | None = None
-    """Refused: no text is filled in."""
+    """Refused: infilling is not supported."""
     add_special_tokens: bool | None = None
-    """Of a prompt given as text; true by default."""
+    """Adds the tokenizer's special tokens to a prompt given as text; true by default."""
     prompt_embeds: Refused = refused("is not supported: a prompt is text or token ids")
 
     @property
@@ -137,7 +137,7 @@ class Prediction(InnerFields):
     type: Literal["content"]
     """Always `content`."""
     content: Text | list[ContentPart]
-    """A text, or parts of one."""
+    """Predicted text, or a list of text parts."""
 
     def text(self) -> str:
         """Return the predicted text, or raise `RequestError`."""
@@ -149,22 +149,23 @@ class Prediction(InnerFields):
 
 class ChatRequest(OpenAIRequest, Conversation):
     max_tokens: Tokens | None = None
-    """Tokens of the output, at most; by default what fits."""
+    """Maximum number of output tokens. By default what fits, or at most 2,048 if
+    `engine.max_model_len` is not set."""
     max_completion_tokens: Tokens | None = None
-    """OpenAI's newer name of `max_tokens`; it counts if both are given."""
+    """OpenAI's newer name of `max_tokens`; takes precedence if both are given."""
     logprobs: bool | None = None
-    """Log-probabilities of the output's tokens."""
+    """Returns log-probabilities of the output's tokens."""
     top_logprobs: LogprobCount | None = None
-    """With so many alternatives; goes with `logprobs`."""
+    """Number of alternatives of each token; only with `logprobs`."""
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    """`none` hides the tools from the template; `auto` shows them; `required` or one function's
-    name makes the answer calls."""
+    """`none` hides the tools from the template; `auto` shows them; `required` or a named function
+    forces calls."""
     parallel_tool_calls: bool | None = None
-    """`false` for one call at most."""
+    """`false` allows at most one call."""
     include_reasoning: bool | None = None
-    """`false` leaves out what the model thinks before it answers."""
+    """`false` leaves out the reasoning."""
     prediction: Prediction | None = None
-    """What the output is expected to be: the drafter without weights reads it, if there is one."""
+    """Expected output, from which the text drafter drafts, if there is one."""
     echo: Refused = refused("is not supported in chats")
     function_call: Refused = refused(
         "is not supported: see tool_choice, which took its place", neutral="none"

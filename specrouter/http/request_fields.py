@@ -75,76 +75,80 @@ class SpeculationRequest(OwnFields):
     """
 
     chain: list[Text] | None = None
-    """Names of models, weakest first, the target last."""
+    """Model names, weakest first, the target last."""
     depth: Depth | None = None
-    """Tokens drafted one after another in a decoding cycle."""
+    """Levels of the draft tree."""
     width: Width | None = None
-    """Branches of the token tree on each level; depth times width is at most 64."""
+    """Alternatives per level of the draft tree; depth times width is at most 64."""
     reuse_outputs: bool | None = None
-    """False: no earlier output is quoted in drafts for it, and its own is not kept for later
-    ones."""
+    """`false` neither drafts from earlier outputs nor keeps this one for later drafts."""
 
 
 class RequestFields(StructureFields):
     """Fields common to `/generate`, `/v1/completions` and `/v1/chat/completions`."""
 
     model: Text | None = None
-    """The target's name; left out or empty, it is the target."""
+    """Name of the target; may be absent or empty."""
     temperature: Temperature | None = None
-    """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
+    """Sampling temperature; 0 is greedy. By default 1 at OpenAI's endpoints and 0 at
+    `/generate`."""
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
-    """Sample among the k most probable tokens; 0 and -1 are off."""
+    """Samples only the k most probable tokens; 0 and -1 turn it off."""
     top_p: TopP | None = None
-    """Sample among the most probable tokens that together have this probability."""
+    """Samples only the most probable tokens that together have this probability."""
     min_p: MinP | None = None
-    """Leave out tokens below this share of the most probable token's probability."""
+    """Excludes tokens below this share of the most probable token's probability."""
     repetition_penalty: RepetitionPenalty | None = None
-    """For tokens of the prompt and the output; above 1 discourages them."""
+    """Penalty for tokens of the prompt and the output; above 1 discourages them."""
     presence_penalty: Penalty | None = None
-    """Subtracted once from tokens that are in the output."""
+    """Value subtracted once from the logits of tokens in the output."""
     frequency_penalty: Penalty | None = None
-    """Subtracted from tokens of the output as often as they are in it."""
+    """Value subtracted from a token's logit for each of its occurrences in the output."""
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
-    """Added to the logits, by token id (as text)."""
+    """Values added to the logits, by token id (as text)."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    """The same seed gives the same tokens; -1 is none, other negative ones count modulo 2^64."""
+    """Seed: the same one gives the same tokens. -1 is none; other negative ones count modulo
+    2^64."""
     n: Samples | None = None
-    """Samples of each prompt."""
+    """Number of samples of each prompt."""
     stop: Stops | None = None
-    """The output ends before any of these texts."""
+    """Texts before which the output ends."""
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] | None = None
-    """The output ends at any of these token ids."""
+    """Token ids at which the output ends."""
     ignore_eos: bool | None = None
-    """Go on after the end-of-text token."""
+    """Continues after the end-of-text token."""
     min_tokens: Count | None = None
-    """No end-of-text token, none of `stop_token_ids` and no end by `stop` before so many tokens."""
+    """Minimum number of output tokens. Until then the end-of-text token and `stop_token_ids` are
+    not generated, and `stop` has no effect."""
     bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that are never generated."""
     bad_words_ids: Annotated[list[TokenIds], Field(max_length=MAX_BAD_WORDS)] | None = None
-    """The same, as lists of token ids."""
+    """Lists of token ids that are never generated."""
     include_stop_str_in_output: bool | None = None
-    """The output includes the `stop` text that ended it."""
+    """Keeps the `stop` text that ended the output."""
     skip_special_tokens: bool | None = None
-    """False shows special tokens in the output; true by default."""
+    """Leaves special tokens out of the output; true by default."""
     prompt_logprobs: LogprobCount | None = None
-    """Log-probabilities of the prompt's tokens, with so many alternatives."""
+    """Returns log-probabilities of the prompt's tokens, with this many alternatives."""
     prefix_cache: bool | None = None
-    """False: the prompt is read whole, and nothing of the request is kept; true by default."""
+    """`false` reads the whole prompt and caches nothing of the request; true by default."""
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-    """Requests share cached prefixes under the same salt; by default those of one API key do."""
+    """Only requests with the same salt share cached prefixes; by default those of one API key
+    do."""
     receipt: bool | None = None
-    """True: the answer has a receipt, by which `specrouter verify` computes its text again;
-    log-probabilities come with it."""
+    """Returns a receipt, from which `specrouter verify` computes the text again, and
+    log-probabilities."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    """Of those that wait, the lower number is admitted first; one step is worth ten seconds."""
+    """Waiting requests with lower numbers are admitted first; one step equals ten seconds of
+    waiting."""
     timeout_s: Positive | None = None
-    """The request ends with 408 after so many seconds, waiting included."""
+    """Seconds after which the request ends with 408, waiting included."""
     speculation: Literal["off"] | SpeculationRequest | None = None
-    """`off`: the target alone. An object: chain, depth, width. Null: the router decides."""
+    """`off`: the target alone; an object sets chain, depth or width; null: the router decides."""
     slo: Text | SloFields | None = None
-    """Latency objectives: the name of a class of the configuration, or values."""
+    """Latency objectives: the name of a configured class, or values."""
     stream: bool | None = None
-    """Answer with server-sent events; an event may hold several tokens."""
+    """Streams the answer as server-sent events; an event may hold several tokens."""
     allowed_token_ids: Refused = refused(
         "is not supported: logit_bias, bad_words and structures are"
     )
@@ -225,17 +229,17 @@ class GenerateRequest(RequestFields, OwnFields):
     """Body with exactly one of `prompt` and `input_ids`; unknown fields are refused."""
 
     model: Text | None = None
-    """The target's name; another one is answered with 404."""
+    """Name of the target; another name gets 404."""
     prompt: Text | None = None
-    """A text; either it or `input_ids`."""
+    """Prompt as text; give either it or `input_ids`."""
     input_ids: TokenIds | None = None
-    """Token ids; either they or `prompt`."""
+    """Prompt as token ids; give either them or `prompt`."""
     max_new_tokens: Tokens | None = None
-    """Tokens of the output, at most; 128 by default."""
+    """Maximum number of output tokens; 128 by default."""
     logprobs: LogprobCount | None = None
-    """Log-probabilities of the output's tokens, with so many alternatives."""
+    """Returns log-probabilities of the output's tokens, with this many alternatives."""
     return_drafts: bool | None = None
-    """Of every cycle: who proposed which token, and the drafted tree that the target verified."""
+    """Returns for every cycle the models that proposed its tokens, and the verified draft tree."""
     # OpenAI's name is refused, so that it is not ignored silently.
     max_tokens: Refused = refused("this endpoint calls it max_new_tokens")
 

@@ -29,45 +29,47 @@ _Page = Callable[[], Awaitable[Response]]
 
 class HealthAnswer(Loose):
     status: str
-    """`ok`, or `degraded`: fewer replicas serve than there should be."""
+    """`ok`, or `degraded` if fewer replicas serve than configured."""
     replicas: dict[str, str] | None = None
-    """What each replica is doing, where there are any."""
+    """State of each replica, if there are any."""
     loading: list[str] | None = None
-    """Drafters that are still being loaded, if any; texts are the same without them."""
+    """Drafters that are still being loaded, if any; texts do not depend on them."""
     unloadable: dict[str, str] | None = None
-    """Drafters that could not be loaded, if any, and why."""
+    """Drafters that could not be loaded, if any, each with the reason."""
 
 
 class RestartAnswer(Described):
     status: str
-    """`restarting`; `/health` says which replicas are ready."""
+    """Always `restarting`; `/health` shows which replicas are ready."""
 
 
 class DecisionsAnswer(Described):
     speedups: dict[str, dict[str, Any]]
-    """By the most requests of a load: tokens/s with drafts over those without, measured."""
+    """Measured tokens/s with drafts over those without, by the number of requests, rounded up to a
+    power of 2."""
     decisions: list[dict[str, Any]]
-    """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""
+    """Changes of chain or tree, oldest first, with reason, prediction and alternatives."""
     admissions: list[dict[str, Any]]
-    """Oldest first; what was decided about which request's objective, and why."""
+    """Admission decisions about objectives, oldest first, with reasons."""
     prefixes: list[dict[str, Any]]
-    """Oldest first; how much of its prompt each of the last requests found cached."""
+    """Cached parts of the prompts of recent requests, oldest first."""
     routings: list[dict[str, Any]]
-    """Oldest first; to which replica a request went, with the terms of each and the reason."""
+    """Choices of a replica, oldest first, with the terms of each replica and the reason."""
 
 
 class CalibrationAnswer(Described):
     calibration: list[dict[str, Any]]
-    """By chain of proposers and verifier: how far predicted acceptance is from what was seen."""
+    """Errors of predicted acceptance, by proposers, verifier and mode of sampling."""
 
 
 class SloAnswer(Described):
     duration_s: float
-    """From the first submission to the latest end."""
+    """Seconds from the first submission to the latest end."""
     total: dict[str, Any]
-    """Of all requests: how many attained their objectives, goodput, percentiles."""
+    """Figures of all requests: attained objectives, goodput, percentiles."""
     classes: dict[str, dict[str, Any]]
-    """The same by class; `default` are objectives by value, `none` requests without one."""
+    """The same figures by class; `default` for objectives by value, `none` for requests without
+    one."""
 
 
 def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
@@ -78,7 +80,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
 
     @app.get(
         "/health",
-        **described(OPERATION, "Whether requests are taken", HealthAnswer, refusals=(503,)),
+        **described(OPERATION, "Health of the service", HealthAnswer, refusals=(503,)),
     )
     async def health() -> Response:
         health = router.health()
@@ -100,7 +102,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
 
     @page(
         "decisions",
-        "The last changes of chain or tree, and of admission; cached prefixes",
+        "Recent choices of chain, tree, admission and replica; cached prefixes",
         DecisionsAnswer,
     )
     async def decisions() -> Response:
@@ -120,7 +122,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
     async def statistics() -> Response:
         return JSONResponse(asdict(router.instruments.statistics()))
 
-    @page("calibration", "How well predicted acceptance holds", CalibrationAnswer)
+    @page("calibration", "Errors of predicted acceptance", CalibrationAnswer)
     async def calibration() -> Response:
         return JSONResponse({"calibration": _calibration(router)})
 
@@ -132,7 +134,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
         "/router/restart",
         **described(
             ROUTER,
-            "Restarts the replicas one after the other; their requests go on elsewhere",
+            "Restarts the replicas one by one; their requests move to others",
             RestartAnswer,
         ),
     )

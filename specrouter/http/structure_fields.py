@@ -30,40 +30,41 @@ class NamedSchema(InnerFields):
     description: Text | None = None
     """Ignored."""
     strict: bool | None = None
-    """Ignored: a schema is always kept to."""
+    """Ignored: the schema is always enforced."""
     json_schema: JsonSchema | None = Field(default=None, alias="schema")
-    """The schema, as an object or as JSON text."""
+    """JSON schema, as an object or as JSON text."""
 
 
 class ResponseFormat(InnerFields):
     type: Literal["text", "json_object", "json_schema"]
-    """`json_object`: any JSON object; `json_schema`: one that fits the schema."""
+    """`json_object`: any JSON object; `json_schema`: JSON that fits the schema; `text`: any
+    text."""
     json_schema: NamedSchema | None = None
-    """Goes with the type `json_schema`."""
+    """Schema of the type `json_schema`."""
     schema_: JsonSchema | None = Field(default=None, alias="schema")
-    """llama.cpp's and others' way to give a schema: goes with the type `json_object`."""
+    """Schema of the type `json_object`, as in llama.cpp."""
 
 
 class StructuredOutputs(InnerFields):
     """Form of the text, as vLLM names it, and options for the layout of JSON."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")
-    """A JSON schema, as an object or as JSON text."""
+    """JSON schema, as an object or as JSON text."""
     regex: Text | None = None
-    """A regular expression that the whole output matches."""
+    """Regular expression that the whole output matches."""
     choice: Choices | None = None
     """The output is one of these texts."""
     grammar: Text | None = None
-    """A grammar in Lark's notation."""
+    """Grammar in Lark's notation."""
     json_object: bool | None = None
-    """True: any JSON object."""
+    """`true` for any JSON object."""
     whitespace_pattern: Text | None = None
-    """A regular expression of what stands between parts of JSON."""
+    """Regular expression of the whitespace between parts of JSON."""
     disable_any_whitespace: bool | None = None
-    """True: nothing stands between parts of JSON."""
+    """Allows no whitespace between parts of JSON."""
     disable_additional_properties: bool | None = None
-    """True: objects whose properties are named have no others, unless the schema allows them, or
-    names them in several places, as by `allOf` or `patternProperties`."""
+    """Allows only the named properties in objects that name some, unless the schema allows others,
+    or names them in several places, as by `allOf` or `patternProperties`."""
 
     def forms(self) -> list[tuple[str, Structure]]:
         """Return the given forms with their fields, or raise `RequestError`."""
@@ -104,9 +105,9 @@ _OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_
 
 class StructureFields(Fields):
     response_format: ResponseFormat | None = None
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's field for JSON."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's way to ask for JSON, a pattern, a choice or a grammar."""
+    """vLLM's field for JSON, a regular expression, a choice or a grammar."""
     guided_json: JsonSchema | None = None
     """vLLM's older name of `structured_outputs.json`."""
     guided_regex: Text | None = None

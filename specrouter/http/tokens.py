@@ -27,20 +27,20 @@ from specrouter.request.params import RequestError
 
 class TokenizeText(Fields):
     model: Text | None = None
-    """The target's name; may be left out."""
+    """Name of the target; may be absent."""
     prompt: Text
-    """The text to split into tokens."""
+    """Text to split into tokens."""
     add_special_tokens: bool | None = None
-    """True by default."""
+    """Adds the tokenizer's special tokens; true by default."""
     return_token_strs: bool | None = None
-    """The answer has the tokens' texts too."""
+    """Returns the tokens' texts too."""
 
 
 class TokenizeChat(Conversation):
     model: Text | None = None
-    """The target's name; may be left out."""
+    """Name of the target; may be absent."""
     return_token_strs: bool | None = None
-    """The answer has the tokens' texts too."""
+    """Returns the tokens' texts too."""
 
 
 def _tokenize_kind(body: Any) -> str:
@@ -56,7 +56,7 @@ TokenizeRequest = Annotated[
 
 class DetokenizeRequest(Fields):
     model: Text | None = None
-    """The target's name; may be left out."""
+    """Name of the target; may be absent."""
     tokens: TokenIds
     """Token ids."""
 
@@ -70,16 +70,16 @@ class TokenizeAnswer(Described):
     count: int
     """Number of tokens."""
     max_model_len: int
-    """Tokens of a request, prompt and output, at most."""
+    """Maximum tokens of a request, prompt and output."""
     tokens: list[int]
     """Token ids."""
     token_strs: list[str] | None
-    """The tokens' texts, where they were asked for."""
+    """Texts of the tokens, or null if they were not requested."""
 
 
 class DetokenizeAnswer(Described):
     prompt: str
-    """The text."""
+    """Text of the tokens."""
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
@@ -87,7 +87,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         "/tokenize",
         **described(
             TOKENS,
-            "The tokens of a text or a conversation",
+            "Tokens of a text or a conversation",
             TokenizeAnswer,
             _TOKENIZE,
             (*BODY_REFUSALS, 404),
@@ -101,7 +101,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         "/detokenize",
         **described(
             TOKENS,
-            "The text of tokens",
+            "Text of token ids",
             DetokenizeAnswer,
             _DETOKENIZE,
             (*BODY_REFUSALS, 404),

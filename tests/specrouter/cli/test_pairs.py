@@ -188,7 +188,8 @@ def test_auto_takes_what_is_listed_and_texts_are_those_without_it(cache: Cache) 
     for draft in ("auto", None):
         with LLM(path, draft=draft, max_requests=2) as llm:
             assert ("Qwen/Qwen3-0.6B" in llm.router.pool.names) == (draft == "auto")
-            chain = Speculation((llm.router.pool.names[0], TARGET))
+            name = "Qwen/Qwen3-0.6B" if draft else "ngram"
+            chain = Speculation((name, TARGET))
             [text] = llm.generate("ab", speculation=chain, temperature=1.0, seed=1, max_tokens=24)
             texts.append(text.token_ids)
     assert texts[0] == texts[1]

@@ -40,7 +40,9 @@ def test_folders_are_served_under_their_names(folders: Path) -> None:
     assert pool(str(folders / "big"), "--draft", "./small") == [
         ("big", f"path:{folders}/big"),
         ("small", "path:./small"),
+        ("ngram", "ngram"),
     ]
+    assert [one for one, _ in pool("tiny-8m", "--draft", "suffix")] == ["tiny-8m", "suffix"]
     (folders / "my model, v2").symlink_to(folders / "big")
     assert pool("./my model, v2")[0] == ("big", "path:./my model, v2")
 
