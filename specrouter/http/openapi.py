@@ -14,9 +14,9 @@ GENERATION, TOKENS, MODELS = "Generation", "Tokens", "Models"
 ROUTER, OPERATION = "Router", "Operation"
 TAGS = [
     {"name": GENERATION, "description": "OpenAI's endpoints, and SpecRouter's own."},
-    {"name": TOKENS, "description": "As vLLM has them."},
-    {"name": MODELS, "description": "What is served."},
-    {"name": ROUTER, "description": "What the router decided, and how it went."},
+    {"name": TOKENS, "description": "Tokenizing, as in vLLM."},
+    {"name": MODELS, "description": "The models that are served."},
+    {"name": ROUTER, "description": "The router's decisions and their outcomes."},
     {"name": OPERATION, "description": "For probes and monitoring; no key needed."},
 ]
 
@@ -24,7 +24,7 @@ _REASONS = {
     400: "A field is wrong; `param` names it",
     401: "An API key is missing or wrong",
     404: "There is no such model",
-    405: "The path knows other methods",
+    405: "The path has other methods",
     408: "The request's time was up",
     413: "The body is too large",
     500: "The generation failed",

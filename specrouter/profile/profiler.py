@@ -45,27 +45,27 @@ class EngineStatistics:
     cycles: int = 0
     """Decoding cycles in which anything ran."""
     cycle_ms: float = 0.0
-    """Their time."""
+    """Time of these cycles, in milliseconds."""
     model_ms: Mapping[str, float] = field(default_factory=dict)
-    """Of it, in each model's forward passes."""
+    """The part of `cycle_ms` in each model's forward passes."""
     logits_ms: float = 0.0
-    """Of it, in the work on logits and drafts around them."""
+    """The part of `cycle_ms` in the work on logits and drafts outside of passes."""
     forwards: Mapping[str, int] = field(default_factory=dict)
     """Forward passes of each model."""
     pack_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that they read."""
+    """Tokens that each model has read in them."""
     committed_tokens: int = 0
     """Output tokens of all requests."""
     target_passes: int = 0
-    """Cycles in which a request was verified, summed over requests."""
+    """Number of requests in each cycle that the target verified, summed over cycles."""
     switches: int = 0
-    """Times that another chain or another shape of trees came into use."""
+    """Number of changes of the chain or of the trees' shape."""
     shadow_evaluations: int = 0
-    """Of idle drafters."""
+    """Number of shadow evaluations of idle drafters."""
     exploration_ms: float = 0.0
-    """What they cost."""
+    """Time of shadow evaluations, in milliseconds."""
     control_ms: float = 0.0
-    """Of the cycles' time, the rest: the control plane's."""
+    """The rest of `cycle_ms`: planning, delivery and learning."""
 
 
 @dataclass(kw_only=True)

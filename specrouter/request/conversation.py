@@ -50,17 +50,17 @@ class Message(KeptFields):
     """A message of a chat. Unknown fields are passed to the template, if it reads them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """Who says it."""
+    """Role of the message's author."""
     content: Text | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
     """A text, or a list of text parts; may be null beside tool calls."""
     name: Text | None = None
-    """Handed to the template."""
+    """Name of the author, passed to the template."""
     tool_calls: list[dict[str, Any]] | None = None
-    """Calls that the assistant made, as OpenAI has them."""
+    """Calls that the assistant made, in OpenAI's form."""
     tool_call_id: Text | None = None
-    """Of the call that a `tool` message answers."""
+    """Id of the call that a `tool` message answers."""
     refusal: Text | None = None
-    """What an assistant said instead of a content."""
+    """Text with which the assistant refused to answer."""
 
 
 class Conversation(Fields):
@@ -69,11 +69,11 @@ class Conversation(Fields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, which the chat template turns into a prompt."""
     tools: list[dict[str, Any]] | None = None
-    """Functions that the model may call, as OpenAI has them; handed to the template."""
+    """Functions that the model may call, in OpenAI's form; passed to the template."""
     documents: list[dict[str, Any]] | None = None
-    """Handed to the template."""
+    """Documents, passed to the template."""
     reasoning_effort: Text | None = None
-    """Handed to the template."""
+    """Reasoning effort, passed to the template."""
     add_special_tokens: bool | None = None
     """The tokenizer's, around what the template made; false by default."""
     add_generation_prompt: bool | None = None

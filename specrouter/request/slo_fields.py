@@ -35,7 +35,7 @@ class StageFields(OwnFields):
     tpot_ms: Positive
     """Mean time of its output tokens, in milliseconds; the first token of the output excluded."""
     until_tokens: Tokens | None = None
-    """It has so many tokens."""
+    """Number of tokens of this part."""
     until_token: TokenId | Annotated[Text, Field(max_length=MAX_TOKEN_CHARACTERS)] | None = None
     """It ends with this token: an id, or the text of a single token, such as `</think>`."""
 
@@ -56,8 +56,8 @@ class SloFields(OwnFields):
     """Parts of the output in order, such as thinking and answer; excludes `tpot_ms` and
     `tpot_ratio`."""
     on_unattainable: OnUnattainable | None = None
-    """If it cannot be attained: `reject` answers 503 with what can be; `best_effort`, the default,
-    serves the request without it."""
+    """Behaviour if the objective cannot be attained: `reject` answers 503 with an objective that
+    can; `best_effort`, the default, serves the request without one."""
 
     @property
     def is_empty(self) -> bool:
