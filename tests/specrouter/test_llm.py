@@ -233,7 +233,7 @@ def test_a_slowdown_is_found_and_none_is_not(
 
 
 def test_coloured_tokens_sum_to_the_text(llm: LLM) -> None:
-    chain = tuple(llm.router.pool.names)
+    chain = tuple(name for name in llm.router.pool.names if name != "ngram")
     [text] = llm.generate("ab", speculation=Speculation(chain, depth=4), max_tokens=24)
     tokens = list(text.tokens)
     assert len(tokens) == len(text.token_ids)

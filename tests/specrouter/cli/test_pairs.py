@@ -242,7 +242,8 @@ def test_the_small_one_of_two_gguf_files_drafts_for_the_large_one(ggufs: Path) -
     told = {one.path.name: one.refusal for one in found if one.path.parent == ggufs}
     assert told == {"small-Q8_0.gguf": None, "big-Q8_0.gguf": "it is the target itself"}
     models = asked_of(Given(target=str(big), draft=["auto"])).config.pool.models
-    assert [one.source for one in models] == [f"gguf:{big}", f"gguf:{ggufs}/small-Q8_0.gguf"]
+    small = f"gguf:{ggufs}/small-Q8_0.gguf"
+    assert [one.source for one in models] == [f"gguf:{big}", small, "ngram"]
 
 
 def test_gguf_files_of_the_hub_s_cache_are_named_as_serve_takes_them(

@@ -38,7 +38,7 @@ def test_a_delta_is_shown_in_one_short_line_the_last_with_its_output() -> None:
 
 
 def test_a_comparison_is_shown_in_one_short_line() -> None:
-    shown = repr(Comparison(text(), text(), (2.0,) * 6))
+    shown = repr(Comparison(text(), text(), (2.0,) * 8))
     assert shown.startswith("Comparison(equal, 2.00 times as fast with speculation (2.00 to 2.00)")
     assert "Text('a line" in shown
     assert len(shown) < 250
