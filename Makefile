@@ -39,8 +39,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 # SmolLM2 is fetched once; where it cannot be had, and with MODEL=tiny, the bundled models are served.
-serve: install  ## serve SmolLM2-135M, or MODEL=tiny, or any model, on http://127.0.0.1:8000
-	$(PYTHON) -m specrouter serve $(or $(MODEL),$$($(PYTHON) -m modelpool.checkpoint.released smollm2))
+serve: install  ## serve SmolLM2-135M, or MODEL=tiny, or any model, on http://127.0.0.1:8000, or PORT=8001
+	$(PYTHON) -m specrouter serve $(or $(MODEL),$$($(PYTHON) -m modelpool.checkpoint.released smollm2)) $(PORT:%=--port %)
 
 check: install  ## ruff and mypy
 	$(PYTHON) -m ruff check .

@@ -6,6 +6,7 @@ when the first model is loaded, so that a bad configuration is refused at once.
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -121,8 +122,9 @@ def _thread_choice(packed: PackedModel, tuning: Tuning, moving: str | None) -> T
     if not tuning.is_target:
         return ThreadChoice(packed.name, packed.threads, tuning.others)
     if moving is None:
-        name, threads, others = packed.name, packed.threads, tuning.others
-        return ThreadChoice(name, threads, others, most_tokens=MOST_TOKENS)
+        # A pass that is wholly in C has the same bits with any number of threads.
+        most = math.inf if packed.computed_by == "C library" else MOST_TOKENS
+        return ThreadChoice(packed.name, packed.threads, tuning.others, most_tokens=most)
     logger.info("%s: other bits with one thread, so it always has all", packed.name)
     return None
 

@@ -224,6 +224,8 @@ def source_of(given: str, argument: str) -> str:
         return f"bundled:{given}"
     if _REPOSITORY.fullmatch(given):
         return f"hub:{given}"
+    if given in scenario_names():
+        raise ConfigError(argument, f"{given!r} is a scenario, and a model is needed here")
     raise ConfigError(
         argument,
         f"{given!r} is no folder, no ORG/NAME on the hub, and nothing bundled; bundled are the "

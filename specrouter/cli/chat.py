@@ -21,6 +21,7 @@ from specrouter.target import naming
 if TYPE_CHECKING:
     from specrouter.router import ChainRouter
 
+_LONGEST = 1024  # tokens of an answer by default, so that one without an end leaves room for others
 _KEYS = "Ctrl-C stops an answer, /reset begins anew, Ctrl-D ends"
 
 
@@ -87,7 +88,7 @@ class _Chat:
             params = self._params
             if not self._is_bounded:
                 room = self._router.limits.max_tokens - len(prompt)
-                params = replace(params, max_new_tokens=max(1, room))
+                params = replace(params, max_new_tokens=max(1, min(room, _LONGEST)))
             for delta in self._router.stream(prompt, params):
                 print(delta.text, end="", flush=True)
                 answer, output = answer + delta.text, delta.output
