@@ -1,6 +1,7 @@
 """What the trial of a target's bits finds, says, and keeps."""
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from modelpool.fast import bit_trial
 from modelpool.fast.bit_trial import BATCH, PACK, THREADS, TREE, UNTRIED, settle_bits
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.linear import PackedLinear, can_pack
+from modelpool.fast.thread_choice import OtherPrograms
 from modelpool.fast.tuning import Tuning
 from modelpool.forward import ForwardOutput
 from modelpool.loader import load_model
 from modelpool.packed_model import PackedModel
 from test_support.cache_damage import OF_FILE
 from test_support.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
+from tests.modelpool.compressed import needs_quantised
 
 CONFIG = LLAMA_SHAPED["llama3"]()
 NEEDS_PACKING = pytest.mark.skipif(not can_pack(torch.float32), reason="no packed layers")
@@ -140,6 +143,25 @@ def test_a_model_of_few_positions_always_has_its_threads(tmp_path: Path) -> None
     config = shaped("llama-gelu", max_position_embeddings=32)
     packed = PackedModel.wrap("m", make_model(config, torch.float32), VOCAB, Tuning(threads=2))
     assert settle_bits(packed, tmp_path, may_pack=False) == THREADS
+
+
+@needs_quantised
+def test_a_long_pass_beside_busy_programs_has_one_thread_where_all_of_it_is_in_c(
+    tmp_path: Path,
+) -> None:
+    make_model(copy.deepcopy(CONFIG), torch.float32).save_pretrained(tmp_path)
+    clock = itertools.count(0.0, 1.0).__next__
+    others = OtherPrograms(lambda: (2.0 * clock(), 0.0), clock)  # two cores
+    tuning = Tuning(threads=2, pack_weights=True, is_target=True, others=others, weights="int4")
+    asked = ModelConfig(name="m", source=f"path:{tmp_path}", dtype="float32")
+    loaded = load_model(asked, tmp_path, Placement("cpu"), VOCAB, "pool.models[0]", tuning)
+    choice, used = loaded.thread_choice, set[int]()
+    assert choice is not None
+    for _ in range(8):
+        with choice.chosen(64):
+            used.add(torch.get_num_threads())
+    assert loaded.computed_by == "C library"
+    assert 1 in used
 
 
 @pytest.mark.parametrize("is_target", [True, False])
