@@ -2,12 +2,14 @@
 
 import copy
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
@@ -146,15 +148,14 @@ def test_a_model_of_few_positions_always_has_its_threads(tmp_path: Path) -> None
 
 
 @needs_quantised
-def test_a_long_pass_beside_busy_programs_has_one_thread_where_all_of_it_is_in_c(
-    tmp_path: Path,
-) -> None:
-    make_model(copy.deepcopy(CONFIG), torch.float32).save_pretrained(tmp_path)
+def test_a_long_pass_beside_busy_programs_has_one_thread_where_all_of_it_is_in_c() -> None:
+    folder = bundled_root() / "tiny-3m"
     clock = itertools.count(0.0, 1.0).__next__
     others = OtherPrograms(lambda: (2.0 * clock(), 0.0), clock)  # two cores
-    tuning = Tuning(threads=2, pack_weights=True, is_target=True, others=others, weights="int4")
-    asked = ModelConfig(name="m", source=f"path:{tmp_path}", dtype="float32")
-    loaded = load_model(asked, tmp_path, Placement("cpu"), VOCAB, "pool.models[0]", tuning)
+    tuning = Tuning(threads=2, lean=True, is_target=True, others=others, weights="int4")
+    asked = ModelConfig(name="m", source="bundled:tiny-3m", weights="int4")
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    loaded = load_model(asked, folder, Placement("cpu"), vocab, "pool.models[0]", tuning)
     choice, used = loaded.thread_choice, set[int]()
     assert choice is not None
     for _ in range(8):
