@@ -51,7 +51,9 @@ def test_no_class_says_what_generate_does_not_or_ends_in_a_traceback() -> None:
 
 # Of what is common the attention that no other test serves.
 @pytest.mark.parametrize(
-    "family", [SMALL, GPT_OSS, LATENT, STABLELM], ids=lambda family: family.name
+    "family",
+    [SMALL, GPT_OSS, LATENT, pytest.param(STABLELM, marks=pytest.mark.exact)],
+    ids=lambda family: family.name,
 )
 def test_a_family_is_served_and_compared(family: Family) -> None:
     verdict = verdict_of(family)

@@ -44,6 +44,7 @@ WIDTHS = (1, 3)
 GATED = "qwen3.5"
 TWO = pytest.mark.parametrize("served", ["llama", HYBRID], indirect=True)
 LLAMA = pytest.mark.parametrize("served", ["llama"], indirect=True)
+EXACT = pytest.mark.exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Served:
 
 
 # The others, which differ less from these, are served by `make exact`.
-FEW = ("llama", "gemma2", "gpt2", HYBRID)
+FEW = ("llama", HYBRID)
 ARCHITECTURES = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.exact) for name in SAVERS
 ]
@@ -107,7 +108,7 @@ def test_a_request_resumed_after_any_token_ends_alike(served: Served) -> None:
         assert tuple(output.token_ids) == longest.reference
 
 
-@TWO
+@LLAMA
 def test_generate_takes_a_setting_per_prompt(served: Served) -> None:
     outputs = served.router.generate(
         [case.prompt for case in served.cases],
@@ -128,7 +129,10 @@ def test_drafters_save_cycles_of_the_target(served: Served) -> None:
 
 
 @LLAMA
-@pytest.mark.parametrize("policy", ["paper", "static", "target-only"])
+@pytest.mark.parametrize(
+    "policy",
+    ["paper", pytest.param("static", marks=EXACT), pytest.param("target-only", marks=EXACT)],
+)
 def test_no_policy_changes_a_token(policy: str, served: Served) -> None:
     chain = list(served.router.pool.names) if policy == "static" else None
     settings = served.router.config.model_dump()
@@ -249,7 +253,7 @@ def test_tokens_follow_the_processed_distribution(tmp_path: Path) -> None:
     assert accepted > 1.1, "the tests mean little where no draft is accepted"
 
 
-@pytest.mark.parametrize("architecture", ["llama", HYBRID])
+@pytest.mark.parametrize("architecture", [pytest.param("llama", marks=EXACT), HYBRID])
 def test_faults_never_change_an_output(architecture: str, tmp_path: Path) -> None:
     check = FaultCheck(seed=1, progress=Progress("faults", 20))
     family = Family(architecture, tmp_path)
@@ -277,7 +281,10 @@ def test_no_token_of_recurrent_layers_depends_on_batch_chain_or_width(
     assert_whole(served.router)
 
 
-@pytest.mark.parametrize(("recurrent", "width"), [(("small", "target"), 1), (("middle",), 3)])
+@pytest.mark.parametrize(
+    ("recurrent", "width"),
+    [(("small", "target"), 1), pytest.param(("middle",), 3, marks=EXACT)],
+)
 def test_models_with_and_without_recurrent_layers_serve_in_one_chain(
     recurrent: tuple[str, ...], width: int, tmp_path: Path
 ) -> None:
@@ -294,6 +301,7 @@ def test_models_with_and_without_recurrent_layers_serve_in_one_chain(
         assert_whole(router)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("served", [HYBRID], indirect=True)
 def test_forwards_that_fail_between_layers_change_no_token(
     served: Served, monkeypatch: pytest.MonkeyPatch
@@ -317,6 +325,7 @@ def test_forwards_that_fail_between_layers_change_no_token(
     assert next(calls) > 10
 
 
+@pytest.mark.exact
 def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,12 +63,18 @@ def described(
     found = {"tags": [tag], "summary": summary, "responses": responses}
     if body is None:
         return found
+    content = {"schema": _schema(body), "example": example}
+    asked = {"required": True, "content": {"application/json": content}}
+    return {**found, "openapi_extra": {"requestBody": asked}}
+
+
+@functools.cache
+def _schema(body: TypeAdapter[Any]) -> dict[str, Any]:
+    """Return a body's JSON schema; it is shared, so that no caller may change it."""
     schemas, parts = TypeAdapter.json_schemas(
         [("body", "validation", body)], ref_template="#/components/schemas/{model}"
     )
-    content = {"schema": {**schemas["body", "validation"], **parts}, "example": example}
-    asked = {"required": True, "content": {"application/json": content}}
-    return {**found, "openapi_extra": {"requestBody": asked}}
+    return {**schemas["body", "validation"], **parts}
 
 
 def generation(

@@ -81,7 +81,7 @@ def alone(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> tuple
     return params, texts_of(handles)
 
 
-@pytest.mark.parametrize("admission", ["fcfs", "slo"])
+@pytest.mark.parametrize("admission", [pytest.param("fcfs", marks=pytest.mark.exact), "slo"])
 def test_who_gives_way_has_the_text_that_there_would_have_been(
     small_config: dict[str, Any], alone: tuple[Any, Any], admission: str
 ) -> None:
@@ -156,7 +156,7 @@ def test_nobody_comes_in_before_those_that_gave_way(small_config: dict[str, Any]
         run(bench, [*handles, urgent])
 
 
-@pytest.mark.parametrize("fails", ["small", "target"])
+@pytest.mark.parametrize("fails", ["small", pytest.param("target", marks=pytest.mark.exact)])
 def test_memory_is_whole_after_failures_and_cancellations(
     small_config: dict[str, Any], fails: str
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 from specrouter import ChainRouter, EngineDeadError, RequestError, SamplingParams, Speculation
 from specrouter.engine import engine_thread
 from specrouter.engine.engine import Engine
+from specrouter.execution import model_times
+from specrouter.execution.time_profile import is_too_slow
 from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import Faults, wait_until
@@ -155,8 +157,9 @@ def test_a_drafter_that_cannot_be_loaded_later_is_told_and_serving_goes_on(
 
 
 def test_a_drafter_that_hangs_meanwhile_is_an_error_of_the_start(
-    small_config: Settings, faults: Faults
+    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_times, "is_too_slow", is_too_slow)  # a forward, though times are kept
     faults.hanging = {"small"}
     with pytest.raises(EngineDeadError, match="a forward of small"):
         open_router(small_config)
