@@ -31,7 +31,7 @@ _OPTIONS = (
     "--host-resolver-rules=MAP rebound.test 127.0.0.1",
 )
 _PATIENCE_MS = 120_000
-_PROMPTS = 20
+_PROMPTS = 8
 _VIEWERS = 5
 _PICTURES: Mapping[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1180, "height": 1180}},
