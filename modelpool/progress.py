@@ -15,9 +15,10 @@ from typing import Any, Literal
 logger = logging.getLogger(__name__)
 
 # "reading": configuration and tokenizer; "packing": laying out or quantising weights that are
-# loaded; "timing": forward passes of several sizes.
+# loaded; "checking": comparing our forward with transformers', which a file's first use takes longest
+# for, and compiling kernels if that is still to do; "timing": passes of several sizes.
 LoadStage = Literal[
-    "starting", "reading", "downloading", "inflating", "loading", "packing", "timing"
+    "starting", "reading", "downloading", "inflating", "loading", "packing", "checking", "timing"
 ]
 
 
@@ -98,6 +99,7 @@ def counted_loops(
             yield item
             done += size
         progress.count(total_bytes, total_bytes)
+        progress.begin("checking", model)
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_own = kwargs.get("desc") is None

@@ -45,3 +45,4 @@ def test_the_bytes_of_weights_that_are_loaded_are_counted() -> None:
     assert done == sorted(done)
     assert len(set(done)) > 10
     assert told.shown[-1] == f"packing 8m, {total} of {total} MB"
+    assert told.steps[-1] == ("checking", "8m"), "what is counted is done, but not all"
