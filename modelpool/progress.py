@@ -15,8 +15,8 @@ from typing import Any, Literal
 logger = logging.getLogger(__name__)
 
 # "reading": configuration and tokenizer; "packing": laying out or quantising weights that are
-# loaded; "checking": comparing our forward with transformers', which a file's first use takes longest
-# for, and compiling kernels if that is still to do; "timing": passes of several sizes.
+# loaded; "checking": comparing our forward with transformers', at length when a file is new, and
+# compiling kernels if that is still to do; "timing": passes of several sizes.
 LoadStage = Literal[
     "starting", "reading", "downloading", "inflating", "loading", "packing", "checking", "timing"
 ]

@@ -136,7 +136,10 @@ def _lines(report: CheckReport) -> Iterator[str]:
     )
     yield ""
     yield from _table(
-        ["model", "role", "device", "dtype", "threads", "attention", "parameters", "weights", "KV"],
+        [
+            *("model", "role", "device", "computes in", "threads", "attention"),
+            *("parameters", "weights", "KV"),
+        ],
         [_member_cells(member) for member in report.members],
     )
     for name in report.draft_only:
