@@ -104,13 +104,13 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def briefly_timed() -> Iterator[None]:
-    """Models are timed within 30 ms, not three seconds, and kept times are not compared with the
+    """Models are timed within a tenth of a second, not three, and kept times are not compared with the
     machine's of now: no text depends on how good they are."""
     from specrouter.execution import model_times
     from specrouter.execution.time_profile import profile_model
 
     with pytest.MonkeyPatch.context() as patch:
-        briefly = functools.partial(profile_model, budget_s=0.03)
+        briefly = functools.partial(profile_model, budget_s=0.1)
         patch.setattr(model_times, "profile_model", briefly)
         patch.setattr(model_times, "is_too_slow", lambda curve, model: False)
         yield
