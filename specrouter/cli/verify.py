@@ -90,17 +90,19 @@ def _read(path: str) -> Receipt:
 
 def _config(receipt: Receipt, target: str | None) -> dict[str, Any]:
     """Return a configuration of the receipt's target alone. Raises `ConfigError`."""
-    from specrouter.request.receipt import OF_NUMBERS
+    from specrouter.request.receipt import OF_NUMBERS, OF_THE_POOL
     from specrouter.target import checked_source
 
     served = receipt.served
     # A receipt is not trusted: none of its settings may run code.
     settings = {name: one for name, one in served.settings.items() if name in OF_NUMBERS}
+    of_the_pool = {name: one for name, one in served.settings.items() if name in OF_THE_POOL}
     argument = "receipt.served.source" if target is None else "TARGET"
     source = checked_source(target or served.source, argument)
     tokens = len(receipt.prompt_token_ids) + receipt.sampling().max_new_tokens
     return {
         "pool": {
+            **of_the_pool,
             "models": [{**settings, "name": "target", "source": source}],
             "target": "target",
         },

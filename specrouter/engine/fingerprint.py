@@ -10,7 +10,7 @@ from modelpool.fast.compiled_layers import layer_arithmetic
 from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from processors import noise
-from specrouter.request.receipt import OF_NUMBERS, ServedModel
+from specrouter.request.receipt import OF_NUMBERS, OF_THE_POOL, ServedModel
 from specrouter.version import __version__
 
 _VARIES = "_varies"
@@ -38,11 +38,15 @@ def served_model(config: PoolConfig, pool: ModelPool) -> ServedModel:
     Raises `ConfigError` or `OSError` if the files can no longer be read.
     """
     opened = pool.opened(config.target)
-    settings = opened.model_dump(include=set(OF_NUMBERS), exclude_defaults=True)
+    settings = {
+        **config.model_dump(include=set(OF_THE_POOL), exclude_defaults=True),
+        **opened.model_dump(include=set(OF_NUMBERS), exclude_defaults=True),
+        "dtype": pool.plan(config.target).dtype,
+    }
     return ServedModel(
         specrouter=__version__,
         source=opened.source,
-        settings={**settings, "dtype": pool.plan(config.target).dtype},
+        settings=settings,
         files={file.name: _sha256(file) for file in pool.files(config.target)},
         arithmetic=(*_arithmetic(config, pool), pool.get(config.target).computed_by),
     )

@@ -25,7 +25,9 @@ _NOT_OF_THE_TEXT = frozenset({
     "return_drafts", "receipt", "include_stop_str_in_output",
 })  # fmt: skip
 _DEFAULTS = SamplingParams()
-OF_NUMBERS = ("dtype", "weights", "kv_dtype", "inflate_to", "revision")  # settings of a member
+# Settings of a member, and of the pool, that bits depend on.
+OF_NUMBERS = ("dtype", "weights", "kv_dtype", "attention", "inflate_to", "revision")
+OF_THE_POOL = ("attention", "pack_weights")
 
 
 class ServedModel(BaseModel):
@@ -34,7 +36,7 @@ class ServedModel(BaseModel):
     Attributes:
         specrouter: its version.
         source: as in the pool's configuration.
-        settings: settings of the member in `OF_NUMBERS` that are not the defaults.
+        settings: those in `OF_NUMBERS` and `OF_THE_POOL` that are not the defaults.
         files: SHA-256 of each, by name.
         arithmetic: other causes that the bits depend on, in words.
     """

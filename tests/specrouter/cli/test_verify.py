@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from modelpool.kernels.library import KERNELS, linear_kernels
+from specrouter import ChainRouter, SamplingParams
 from specrouter.cli.main import main
 from specrouter.cli.verify import _config
 from specrouter.request.receipt import Receipt
@@ -48,6 +49,21 @@ def test_nothing_that_a_receipt_says_runs_code() -> None:
     kept["served"]["settings"] |= {"trust_remote_code": True, "pinned": True, "device": "cuda"}
     [member] = _config(Receipt.read(json.dumps(kept)), None)["pool"]["models"]
     assert member.keys() == {"name", "source", "weights", "dtype"}
+
+
+def test_the_pools_settings_that_bits_depend_on_are_those_of_the_receipt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member = {"name": "8m", "source": "bundled:tiny-8m", "dtype": "float32"}
+    pool = {"models": [member], "target": "8m", "attention": "path", "pack_weights": False}
+    params = SamplingParams(max_new_tokens=8, receipt=True, ignore_eos=True)
+    with ChainRouter.from_config({"pool": pool, "engine": {"max_model_len": 64}}) as router:
+        receipt = router.generate([5, 17, 300], params)[0].receipt
+    assert receipt is not None
+    asked = _config(receipt, None)["pool"]
+    assert (asked["attention"], asked["pack_weights"]) == ("path", False)
+    assert verify(tmp_path / "receipt.json", json.loads(receipt.model_dump_json())) == 0
+    assert capsys.readouterr().out.startswith("equal: 8 tokens")
 
 
 @needs_kernels
