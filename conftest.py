@@ -104,8 +104,8 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def briefly_timed() -> Iterator[None]:
-    """Models are timed within a tenth of a second, not three, and kept times are not compared with the
-    machine's of now: no text depends on how good they are."""
+    """Models are timed within a tenth of a second, not three, and kept times are not compared with
+    the machine of now: no text depends on how good they are."""
     from specrouter.execution import model_times
     from specrouter.execution.time_profile import profile_model
 
