@@ -31,6 +31,7 @@ from modelpool.checkpoint.unpacked import Unpacked, unpacked_checkpoint
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.fast.agreement import Agreement, KeptAgreement
 from modelpool.fast.bit_trial import MOST_TOKENS, THREADS, settle_bits
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
@@ -87,15 +88,21 @@ def load_model(
     read.model.requires_grad_(False)
     moving: str | None = None
     is_kept_plain, key = tuning.weights == "plain", "source"
-    wrap = _wrap_plain if not is_kept_plain else _wrap_drafter if tuning.lean else _wrap
+    kept = KeptAgreement(config, directory, tuning) if keeps_blocks else None
+    known = None if kept is None else kept.load()
     try:
-        packed = wrap(config.name, read.model, vocab_size, tuning)
-        if not is_kept_plain:
+        if is_kept_plain:
+            wrap = _wrap_drafter if tuning.lean else _wrap
+            packed = wrap(config.name, read.model, vocab_size, tuning)
+        else:
+            packed = _wrap_plain(config.name, read.model, vocab_size, tuning, known is None)
             key = "weights"
             if not keeps_blocks:
                 only_stored = config.weights == "auto"
                 packed.quantise_weights(read.stored, only_stored, tuning.weights, read.in_int8)
-            _shorten(packed, tuning)
+            found = _shorten(packed, tuning, known)
+            if kept is not None and known is None:
+                kept.store(found)
         if tuning.kv_dtype is not None:
             packed.keep_kv_in(getattr(torch, tuning.kv_dtype))
         if tuning.is_target and placement.is_on_cpu:
@@ -140,18 +147,29 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
     )
 
 
-def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
+def _wrap_plain(
+    name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning, compare: bool = True
+) -> PackedModel:
     """Wrap a model without packing its plain weights."""
-    return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False))
+    return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False), compare)
 
 
-def _shorten(packed: PackedModel, tuning: Tuning) -> None:
-    """Set the shortcut of a model with quantised layers; pack the other layers if asked."""
+def _shorten(packed: PackedModel, tuning: Tuning, known: Agreement | None) -> Agreement:
+    """Set the shortcut of a model with quantised layers; pack the other layers if asked.
+
+    `known`: the forwards that agreed at an earlier start, so that nothing is compared.
+    """
+    compare = known is None
     if tuning.pack_weights:
-        packed.pack_weights()
-    packed.shortcut = direct_forward_of(packed)  # it verifies the model's shape
-    if is_quantised(packed.model):
-        packed.shortcut = lean_forward_of(packed) or packed.shortcut
+        packed.pack_weights(compare=compare)
+    direct = lean = None
+    if known is None or known.direct:
+        direct = direct_forward_of(packed, compare)  # it verifies the model's shape
+    packed.shortcut = direct
+    if is_quantised(packed.model) and (known is None or known.lean):
+        lean = lean_forward_of(packed, compare)
+    packed.shortcut = lean or direct
+    return Agreement(direct is not None, lean is not None)
 
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:

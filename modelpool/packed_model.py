@@ -53,6 +53,7 @@ _PROBE_TOKENS = 9
 _MOST_DIFFERENCE: Mapping[KeptWeights, float] = {"int8": MOST_DIFFERENCE, "int4": 0.5}
 _OF_ROUTERS = 0.3  # added if there are routers: a small difference may choose another expert
 _PROBE_PACKS: tuple[_Pack, ...] = (((0, 6), (0, 5)), ((6, 6), (5, 9)), ((6, 9), (9, 9)))
+_ONE_TOKEN: tuple[_Pack, ...] = (((0, 1), (0, 0)),)
 
 
 class PackedModel:
@@ -113,7 +114,12 @@ class PackedModel:
 
     @classmethod
     def wrap(
-        cls, name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning = PLAIN
+        cls,
+        name: str,
+        model: PreTrainedModel,
+        vocab_size: int,
+        tuning: Tuning = PLAIN,
+        compare: bool = True,
     ) -> "PackedModel":
         """Check `model`, switch its attention to the plug-in, and tune it.
 
@@ -122,6 +128,7 @@ class PackedModel:
             model: model as transformers loaded it.
             vocab_size: ids that texts may have; logits beyond it are padding and are cut off.
             tuning: applied before the model is compared with its ordinary forward.
+            compare: False if that was done before, by `modelpool.fast.agreement`.
 
         Raises:
             UnsupportedModelError: with the reason why packed attention would not be exact.
@@ -135,31 +142,26 @@ class PackedModel:
         probe = ProbeView(device, _PROBE_TOKENS, rows=len(rows))
         try:
             with torch.inference_mode():
-                alone = [model(input_ids=row[None], use_cache=False).logits[0] for row in rows]
+                alone = [
+                    model(input_ids=row[None], use_cache=False).logits[0]
+                    for row in (rows if compare else ())
+                ]
                 use_packed_attention(model)
                 _tune(model, tuning)
                 longest = max_positions(model.config)
-                packed = cls(name, model, alone[0].shape[-1], longest, {}, tuning)
-                got = torch.cat([packed._probe(probe, rows, pack) for pack in _PROBE_PACKS])
+                outputs = alone[0].shape[-1] if compare else vocab_size
+                packed = cls(name, model, outputs, longest, {}, tuning)
+                packs = _PROBE_PACKS if compare else _ONE_TOKEN  # which shows layers and states
+                got = torch.cat([packed._probe(probe, rows, pack) for pack in packs])
         except UnsupportedAttention as error:
             raise UnsupportedModelError(field, str(error)) from error
         except torch.OutOfMemoryError:
             raise  # a RuntimeError too
         except (RuntimeError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
-        expected = torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS])
-        allowed = allowed_difference(expected.dtype, is_recurrent=bool(probe.recurrent))
-        if any(isinstance(one, QuantisedLinear) for one in model.modules()):
-            allowed = MOST_DIFFERENCE  # the least rounding may change a level
-        check_parity(field, expected, got, allowed)
-        width = model.config.get_text_config().hidden_size
-        moving = moving_layer(model, width) if probe.recurrent else None
-        if moving is not None:
-            said = "on this machine a token's rounding depends on what is beside it"
-            raise UnsupportedModelError(field, f"layer {moving}: {said}")
-        reason = ignored_window(model.config, probe.windows)
-        if reason is not None:
-            raise UnsupportedModelError(field, reason)
+        if compare:
+            expected = torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS])
+            _check(field, model, probe, expected, got)
         return cls(
             name,
             model,
@@ -227,19 +229,19 @@ class PackedModel:
             with torch.inference_mode():
                 self.sized.prepare(lambda layer: arena(layer.number), block_slots, hidden)
 
-    def pack_weights(self, every: bool = False) -> int:
+    def pack_weights(self, every: bool = False, compare: bool = True) -> int:
         """Pack its linear layers where that pays, or `every` one; return the number of them.
 
-        `Tuning.pack_weights` does the same in `wrap`.
+        `Tuning.pack_weights` does the same in `wrap`; `compare` is as there.
 
         Raises:
             UnsupportedModelError: its logits would change.
         """
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
-            expected, _ = probed(self.forward, self, parts)
+            expected = probed(self.forward, self, parts)[0] if compare else None
             packed = pack_linears(self.model, every)
-            if packed:
+            if packed and expected is not None:
                 check_parity(field, expected, probed(self.forward, self, parts)[0])
         return packed
 
@@ -339,6 +341,27 @@ def quantise(
     if left:
         logger.warning("%s: %d layers stay as they are, such as %s", name, len(left), left[0])
     return routed
+
+
+def _check(
+    field: str, model: PreTrainedModel, probe: ProbeView, expected: Tensor, got: Tensor
+) -> None:
+    """Raise `UnsupportedModelError` if packed attention is not exact for the model.
+
+    `probe` has seen the forwards that gave `got`; `expected` are the ordinary forward's logits.
+    """
+    allowed = allowed_difference(expected.dtype, is_recurrent=bool(probe.recurrent))
+    if any(isinstance(one, QuantisedLinear) for one in model.modules()):
+        allowed = MOST_DIFFERENCE  # the least rounding may change a level
+    check_parity(field, expected, got, allowed)
+    width = model.config.get_text_config().hidden_size
+    moving = moving_layer(model, width) if probe.recurrent else None
+    if moving is not None:
+        said = "on this machine a token's rounding depends on what is beside it"
+        raise UnsupportedModelError(field, f"layer {moving}: {said}")
+    reason = ignored_window(model.config, probe.windows)
+    if reason is not None:
+        raise UnsupportedModelError(field, reason)
 
 
 def _probe_rows(device: torch.device, vocab_size: int) -> list[Tensor]:

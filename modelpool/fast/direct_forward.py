@@ -117,8 +117,10 @@ class DirectForward(ShortForward):
 
 
 @optional
-def direct_forward_of(packed: PackedModel) -> DirectForward | None:
+def direct_forward_of(packed: PackedModel, compare: bool = True) -> DirectForward | None:
     """Return a forward with the bits of `packed`'s own, or None if there is none.
+
+    `compare`: False if its bits were compared before, by `modelpool.fast.agreement`.
 
     If there is one, packed and quantised layers that read the same input share a weight from then
     on, and `packed.shape` is set.
@@ -128,11 +130,12 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
         if shape is None:
             return None
         direct = DirectForward(packed, shape)
-        logits, windows = probed(packed.forward, packed, _PROBES)
-        own_logits, own_windows = probed(direct, packed, _PROBES)
-        if own_windows != windows or not torch.equal(own_logits, logits):
-            logger.info("%s keeps its ordinary forward: another has other bits", packed.name)
-            return None
+        if compare:
+            logits, windows = probed(packed.forward, packed, _PROBES)
+            own_logits, own_windows = probed(direct, packed, _PROBES)
+            if own_windows != windows or not torch.equal(own_logits, logits):
+                logger.info("%s keeps its ordinary forward: another has other bits", packed.name)
+                return None
         packed.shape = shape
         spared = join_layers(shape.joined)
         return DirectForward(packed, shape) if spared else direct

@@ -233,8 +233,10 @@ class LeanForward(ShortForward):
 
 @optional
 @torch.inference_mode()
-def lean_forward_of(packed: PackedModel) -> LeanForward | None:
+def lean_forward_of(packed: PackedModel, compare: bool = True) -> LeanForward | None:
     """Return a lean forward that agrees with `packed`, or None if there is none.
+
+    `compare`: False if they were compared before, by `modelpool.fast.agreement`.
 
     The caller may `release` it when `packed` itself need not compute any more.
     """
@@ -242,7 +244,7 @@ def lean_forward_of(packed: PackedModel) -> LeanForward | None:
     if shape is None:
         return None
     lean = LeanForward(packed.model, shape, packed.vocab_size, packed.attend)
-    reason = check(packed, lean)
+    reason = check(packed, lean) if compare else None
     if reason is not None:
         logger.info("%s keeps its ordinary forward: %s", packed.name, reason)
         return None
