@@ -210,11 +210,7 @@ class Service:
             if self._drafted(outputs):
                 assert_whole(self.router)
                 return
-        state = self.router.instruments.engine_state()
-        if any(one.is_resting for one in state.speedups.values()):
-            self.renew()  # drafts were measured to be slower, which is no fault
-            return
-        raise AssertionError(f"drafters are not used again; quarantined: {state.quarantined}")
+        raise AssertionError("drafters are not used again")
 
     def _drafted(self, outputs: Sequence[RequestOutput]) -> bool:
         """Somebody drafts for requests that name no chain, be it from what was said before, and

@@ -84,8 +84,9 @@ class OutcomeBook:
         """
         if key not in self._known:
             forget_oldest(self._known, lambda outcome: outcome.last)
-        known = _aged_in(self._known, key, cycle)
+        # In this order: if the first fails, no chain is known whose usual outcome is not.
         usual = _aged_in(self._usual, key[1:], cycle)
+        known = _aged_in(self._known, key, cycle)
         for one in (known, usual):
             one.count(expected, committed)
         if log_error is not None:

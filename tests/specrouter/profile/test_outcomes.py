@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from specrouter.profile import outcomes
 from specrouter.profile.outcomes import OutcomeBook
 from specrouter.profile.snapshot import Outcome, OutcomeKey
 
@@ -66,3 +67,19 @@ def test_a_moment_is_forgotten() -> None:
     found = book(20, SLOW)
     assert found.usual(0)[1, True].time > 1.1
     assert found.usual(5000)[1, True].time == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_record_that_fails_leaves_a_book_that_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> float:
+        raise RuntimeError("no age")
+
+    found = OutcomeBook()
+    with monkeypatch.context() as patch:
+        patch.setattr(outcomes, "age", broken)
+        with pytest.raises(RuntimeError, match="no age"):
+            found.record(PAIR, 0, 0.0, 1.5, 1.5)
+    assert found.known(0) == {}
+    found.record(PAIR, 0, 0.0, 1.5, 1.5)
+    assert found.known(0)[PAIR] == Outcome(1.0, 1.0)
