@@ -6,23 +6,14 @@ any of them compares again.
 """
 
 import hashlib
-import os
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import transformers
-
-from modelpool.attention.path_cpu import best_set
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.json_cache import JsonCache
 from modelpool.config import ModelConfig
-from modelpool.fast.model_key import cpu_name
+from modelpool.fast.model_key import computing_facts
 from modelpool.fast.tuning import Tuning
-from modelpool.kernels.library import c_library, linear_kernels
-
-_PACKAGE = Path(__file__).parents[1]
 
 
 class Agreement(NamedTuple):
@@ -44,17 +35,11 @@ class KeptAgreement:
     """The agreement of one model in the cache; `directory` describes its file, and names it."""
 
     def __init__(self, config: ModelConfig, directory: Path, tuning: Tuning) -> None:
-        kernels = linear_kernels()
         facts = (
             *(directory.name, config.model_dump_json(exclude={"name"})),
             *(tuning.threads, tuning.pack_weights, tuning.weights, tuning.kv_dtype),
             *(tuning.attention.name, tuning.is_target),
-            *(torch.__version__, transformers.__version__, _sources(), cpu_name()),
-            *(
-                None if c_library() is None else best_set(),
-                None if kernels is None else kernels.name,
-            ),
-            *(torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")),
+            *computing_facts(),
         )
         self._key = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
         self._cache = JsonCache(cache_dir() / "agreements", "agreement")
@@ -64,13 +49,3 @@ class KeptAgreement:
 
     def store(self, found: Agreement) -> None:
         self._cache.store(self._key, found._asdict())
-
-
-@cache
-def _sources() -> str:
-    """Return a hash of this package's sources."""
-    files = sorted(one for one in _PACKAGE.rglob("*") if one.suffix in (".py", ".c", ".h"))
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -10,7 +10,6 @@ because the passes take seconds for a large model.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -18,17 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
-from modelpool.attention.path_cpu import best_set
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.json_cache import JsonCache
 from modelpool.errors import UnsupportedModelError
 from modelpool.fast.direct_forward import direct_forward_of
-from modelpool.fast.model_key import key_of
-from modelpool.fast.quantised import ARITHMETIC
-from modelpool.kernels.library import c_library, linear_kernels
+from modelpool.fast.model_key import computing_facts, key_of
 from modelpool.packed_model import PackedModel
 from modelpool.probe import ProbeView
 
@@ -37,7 +32,6 @@ logger = logging.getLogger(__name__)
 PACK, BATCH, TREE, THREADS, UNTRIED = "pack sizes", "batches", "trees", "threads", "not tried"
 MOST_TOKENS = 32  # of a pack that may run on one thread, after the trial
 
-_VERSION = 1  # to be raised when forwards call other operators, or the trial changes
 _SIZES = (1, 2, 3, 5, 8, 16)
 _TOKENS = sum(_SIZES)  # tokens of the text
 _Pack = Sequence[tuple[int, int]]  # for each row: first position and the one after the last
@@ -100,13 +94,8 @@ def settle_bits(model: PackedModel, directory: Path, may_pack: bool) -> str | No
 
 
 def _verdict(model: PackedModel, directory: Path, may_pack: bool) -> str | None:
-    kernels = linear_kernels()
-    key = key_of(
-        *(model, directory, _VERSION, ARITHMETIC, transformers.__version__, may_pack),
-        *(None if c_library() is None else best_set(), None if kernels is None else kernels.name),
-        *(torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")),
-        sorted({str(layer.dtype) for layer in model.kv_layers.values()}),
-    )
+    dtypes = sorted({str(layer.dtype) for layer in model.kv_layers.values()})
+    key = key_of(model, directory, may_pack, dtypes, *computing_facts())
     cache = JsonCache(cache_dir() / "bits", "verdict")
     known = cache.load(key, BitVerdict.of_json)
     if known is not None:

@@ -1,18 +1,27 @@
-"""Keys under which measurements of a model are cached."""
+"""Keys under which measurements and comparisons of a model are cached."""
 
 import hashlib
 import json
+import os
 import platform
 import re
 from collections import Counter
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
+
+from modelpool.attention.path_cpu import best_set
+from modelpool.kernels.library import c_library, linear_kernels
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
+
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def key_of(model: "PackedModel", path: Path, *others: Any) -> str:
@@ -37,6 +46,30 @@ def key_of(model: "PackedModel", path: Path, *others: Any) -> str:
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', path.name)}-{digest[:24]}"
+
+
+def computing_facts() -> tuple[str | int | None, ...]:
+    """Return all that bits of a forward on the CPU depend on beside the model and its settings.
+
+    They include this package's sources: what was compared before a change is compared again.
+    """
+    kernels = linear_kernels()
+    return (
+        *(torch.__version__, transformers.__version__, _sources(), cpu_name()),
+        None if c_library() is None else best_set(),
+        None if kernels is None else kernels.name,
+        *(torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")),
+    )
+
+
+@cache
+def _sources() -> str:
+    """Return a hash of this package's sources."""
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*")):
+        if file.suffix in (".py", ".c", ".h"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _device_name(device: torch.device) -> str:

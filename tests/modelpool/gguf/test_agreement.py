@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 
 from modelpool.checkpoint.cache_dir import cache_dir
-from modelpool.fast import agreement
+from modelpool.checkpoint.json_cache import JsonCache
+from modelpool.fast import model_key
 from modelpool.packed_model import PackedModel
 from test_support.factories import pool_of
 from tests.modelpool.compressed import logits, needs_quantised
@@ -19,10 +19,16 @@ from tests.modelpool.gguf.families import save, write
 pytestmark = needs_quantised
 
 
+# Of layers without and with sliding windows, keys and values that layers share, latent attention,
+# experts and recurrence.
+FAMILIES = ("smollm3", "gemma4 e2b", "deepseek2 v3", "granitemoe", "falcon-h1", "qwen35")
+
+
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    save("smollm3", tmp_path / "m")
-    return write("smollm3", tmp_path / "m", tmp_path / "m.gguf", "Q8_0")
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    family = getattr(request, "param", "smollm3")
+    save(family, tmp_path / "m")
+    return write(family, tmp_path / "m", tmp_path / "m.gguf", "Q8_0")
 
 
 @pytest.fixture
@@ -44,14 +50,16 @@ def loaded(file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Pa
     return load
 
 
+@pytest.mark.parametrize("file", FAMILIES, indirect=True)
 def test_a_later_load_compares_nothing_and_has_the_same_bits(
     loaded: Callable[[], tuple[PackedModel, int]],
 ) -> None:
     first, compared = loaded()
     second, passes = loaded()
     assert passes == 1 < compared, "the one that shows layers"
-    assert type(second.shortcut) is type(first.shortcut) is not type(None)
+    assert type(second.shortcut) is type(first.shortcut)
     assert second.kv_layers == first.kv_layers
+    assert second.recurrent_layers.keys() == first.recurrent_layers.keys()
     assert second.max_positions == first.max_positions
     assert torch.equal(logits(second), logits(first))
 
@@ -60,17 +68,21 @@ def test_other_sources_compare_again(
     loaded: Callable[[], tuple[PackedModel, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded()
-    monkeypatch.setattr(agreement, "_sources", lambda: "changed")
+    monkeypatch.setattr(model_key, "_sources", lambda: "changed")
     assert loaded()[1] > 1
 
 
-@pytest.mark.parametrize("kept", ["{", {"direct": 1, "lean": True}, {"lean": True}])
-def test_a_damaged_file_of_the_cache_compares_again(
+@pytest.mark.parametrize("kept", [None, {"direct": 1, "lean": True}, {"lean": True}])
+def test_what_is_no_agreement_compares_again(
     loaded: Callable[[], tuple[PackedModel, int]], kept: object
 ) -> None:
-    before = {*(cache_dir() / "agreements").glob("*.json")}
+    folder = cache_dir() / "agreements"
+    before = {*folder.glob("*.json")}
     loaded()
-    [made] = {*(cache_dir() / "agreements").glob("*.json")} - before
-    made.write_text(kept if isinstance(kept, str) else json.dumps({"agreement": kept}))
+    [made] = {*folder.glob("*.json")} - before
+    if kept is None:
+        made.write_text("{")
+    else:
+        JsonCache(folder, "agreement").store(made.stem, kept)
     assert loaded()[1] > 1
     assert loaded()[1] == 1, "it was written anew"
