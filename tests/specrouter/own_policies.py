@@ -30,6 +30,10 @@ class Deciding(First):
     decides_every_cycle = True
 
 
+class Measured(First):
+    evaluates = True
+
+
 class Eager(First):
     """Each request drafts as deep as it has cycles behind it, which the policy remembers; no more
     than two together."""
@@ -42,4 +46,4 @@ class Eager(First):
 
 
 FIRST, TAKES_CHAIN, NEEDS_CHAIN, PATHS = First(), TakesChain(), NeedsChain(), Paths()
-DECIDING, EAGER = Deciding(), Eager()
+DECIDING, EAGER, MEASURED = Deciding(), Eager(), Measured()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter import ChainRouter, RouterConfig, SamplingParams, Speculation
 from specrouter.profile import speedup
 from specrouter.profile.speedup import Speedup
 
@@ -12,13 +12,16 @@ PARAMS = SamplingParams(max_new_tokens=160, temperature=0.7, seed=5, ignore_eos=
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> ChainRouter:
-    """Of which every fourth cycle or so is without drafts; it drafts in the others, since nothing
-    of what it has learned says otherwise."""
+    """A router that drafts in all cycles but every fourth or so, whether drafts pay here or not."""
     monkeypatch.setattr(speedup, "RUN", 2)
     monkeypatch.setattr(speedup, "BLOCK", 8)
     monkeypatch.setattr(speedup, "_DOUBTED_BLOCK", 8)
     monkeypatch.setattr(speedup, "_REST", 4)
-    return ChainRouter.from_config("tiny")
+    config = RouterConfig.load("tiny")
+    scheduler = config.scheduler.model_copy(
+        update={"policy": "tests.specrouter.own_policies:MEASURED"}
+    )
+    return ChainRouter(config.model_copy(update={"scheduler": scheduler}))
 
 
 def test_texts_are_those_of_the_target_alone_while_it_is_measured(router: ChainRouter) -> None:
