@@ -5,20 +5,19 @@ engine, in a simulation or later. What a policy needs in the next cycle from thi
 its plan as `Standing`, and returns with the next view.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specrouter.cycle import DraftShape, Ints, Option
+from specrouter.cycle import Bools, DraftShape, Floats, Ints, Option
 from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.objective import Stage
 from specrouter.request.params import Chain
-from specrouter.request.spec import SpeculationOverride
 
+Objects = NDArray[np.object_]
 Override = tuple[int | None, int | None]  # depth and width that a request asks for; None: not given
 SCHEDULED: Override = (None, None)
 
@@ -87,71 +86,114 @@ class Standing:
     memories: Mapping[int, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestView:
-    """A request.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RequestTable:
+    """Requests, with one column [R] for each property. NaN: there is no such objective or number.
 
     Attributes:
+        row: KV row; -1 while it waits.
         priority_key: the request with the lowest key is admitted first.
-        row: None while it waits.
-        prompt_left: tokens before its last one that the target has not read; 0: it decodes.
-        decoded: tokens after its first one.
-        decode_ms: time since its first token.
-        remaining: most tokens that it can still get.
-        missed: unread tokens by model; models without weights have no entry.
+        kv_tokens: KV memory that it needs to begin or, while it runs, frees at its end.
+        unread: tokens before its last one that the target has not read; 0: it decodes.
+        unread_by: the same of the other models with weights, by model.
+        remaining: most tokens that it can still get; `max_new_tokens`: of its whole output.
+        decoded: tokens after its first one; `decode_ms`: time since that one. In an objective with
+            stages, both count from the end of the stage before.
         repeatable: output tokens whose choice can be repeated, as shadow evaluations do.
         slots: KV slots that attention reads for it.
-        kv_tokens: KV memory that it needs to begin or, while it runs, frees at its end.
+        tpot_ms: TPOT of its current stage, or of the whole output without stages.
+        tightest_ms: the least TPOT of the current and later stages.
+        until_tokens: `decoded` at which its stage ends, if that is a number of tokens.
+        ttft_ms, e2e_ms: objectives for the first token and for the whole output.
         implied_ttft_ms: implied TTFT of a request without a deadline; a request is never too late
             for it.
-        e2e_ms: objective for the end-to-end latency.
-        stages: remaining stages, the current one first. `tpot_ms` is then the objective of the
-            current stage, and `decoded` and `decode_ms` count from the end of the stage before.
-        run_ms: time since `decoded` was a multiple of ten, if TPOT is judged by such runs; else
-            None.
-        output_tokens: length of its output, if known, as in a simulation.
+        run_ms: time since `decoded` was a multiple of ten, if TPOT is judged by such runs.
+        output_tokens: length of its output, if known, as in a simulation, else the usual one of its
+            SLO class, if that is known.
+        has_stages: its objective has stages.
         declined: it is served as best effort.
         rejects: it ends with an error when it is declined.
         promised: since it got its row, it is predicted to attain its objective.
         awaits_first: it runs, and has no first token yet.
         drafts: cycles in which it had a draft.
         acceptance: share of the last draft that the target accepted.
+        override: what it asks of speculation, `SpeculationOverride`.
     """
 
-    id: int
-    priority_key: float
-    arrived_s: float
-    kv_tokens: int
-    prompt_left: int
-    remaining: int
-    max_new_tokens: int
-    row: int | None = None
-    decoded: int = 0
-    decode_ms: float = 0.0
-    tpot_ms: float | None = None
-    ttft_ms: float | None = None
-    implied_ttft_ms: float | None = None
-    tier: str | None = None
-    sampled: bool = True
-    override: SpeculationOverride = None
-    missed: Mapping[str, int] = field(default_factory=dict)
-    repeatable: int = 0
-    slots: int = 0
-    e2e_ms: float | None = None
-    stages: tuple[Stage, ...] = ()
-    run_ms: float | None = None
-    output_tokens: int | None = None
-    declined: bool = False
-    rejects: bool = False
-    promised: bool = False
-    awaits_first: bool = False
-    drafts: int = 0
-    acceptance: float = 0.0
+    id: Ints
+    row: Ints
+    priority_key: Floats
+    arrived_s: Floats
+    kv_tokens: Ints
+    unread: Ints
+    unread_by: Mapping[str, Ints]
+    remaining: Ints
+    max_new_tokens: Ints
+    decoded: Ints
+    decode_ms: Floats
+    repeatable: Ints
+    slots: Ints
+    tpot_ms: Floats
+    tightest_ms: Floats
+    until_tokens: Floats
+    ttft_ms: Floats
+    e2e_ms: Floats
+    implied_ttft_ms: Floats
+    run_ms: Floats
+    output_tokens: Floats
+    has_stages: Bools
+    sampled: Bools
+    declined: Bools
+    rejects: Bools
+    promised: Bools
+    awaits_first: Bools
+    drafts: Ints
+    acceptance: Floats
+    override: Objects
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def take(self, which: Ints | Bools) -> "RequestTable":
+        """Return the requests at these places, or those for which a mask holds."""
+        if which.dtype == np.bool_ and which.all():
+            return self
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        by = {name: column[which] for name, column in columns.pop("unread_by").items()}
+        taken = {name: column[which] for name, column in columns.items()}
+        return RequestTable(unread_by=by, **taken)
+
+    def joined(self, others: "RequestTable") -> "RequestTable":
+        """Return these requests and others behind them."""
+        if not len(others):
+            return self
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        more = {name: getattr(others, name) for name in columns}
+        by, more_by = columns.pop("unread_by"), more.pop("unread_by")
+        return RequestTable(
+            unread_by={name: np.concatenate((by[name], more_by[name])) for name in by},
+            **{name: np.concatenate((one, more[name])) for name, one in columns.items()},
+        )
+
+    def by_row(self) -> "RequestTable":
+        """Return the requests in ascending order of their rows."""
+        rows = self.row
+        return self if (rows[:-1] < rows[1:]).all() else self.take(np.argsort(rows))
+
+    def at(self, rows: Ints) -> Ints:
+        """Return the places of these rows, where the requests are ordered by row."""
+        return np.searchsorted(self.row, rows)
+
+    def among(self, ids: Collection[int]) -> Bools:
+        """Return the mask [R] of the requests with these ids."""
+        if not ids:
+            return np.zeros(len(self), dtype=np.bool_)
+        return np.isin(self.id, list(ids))
 
     @property
-    def has_deadline(self) -> bool:
-        """True if its objective has a TTFT or an end-to-end latency."""
-        return not (self.ttft_ms is self.e2e_ms is None)
+    def has_deadline(self) -> Bools:
+        """True [R] for objectives with a TTFT or an end-to-end latency."""
+        return ~(np.isnan(self.ttft_ms) & np.isnan(self.e2e_ms))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -159,7 +201,7 @@ class EngineView:
     """The engine at the beginning of a cycle; see the module.
 
     Attributes:
-        now_s: time on the clock of `RequestView.arrived_s`.
+        now_s: time on the clock of `RequestTable.arrived_s`.
         running: running requests in the order of their admission.
         waiting: requests that may be admitted next, in the order of admission.
         kv_free_tokens: KV memory that is not reserved, less what running requests will take next;
@@ -168,65 +210,37 @@ class EngineView:
         loaded: models that can draft at once.
         drafts: False in the few cycles without drafts that measure the speedup of drafting.
         resting: why drafting rests, if it was measured to be slower; else None.
-        output_tokens: usual output length by SLO class; None: requests without a class.
         pace_margin: share of every TPOT that admission reserves for what it cannot predict.
         prediction_error: share of admission's recent predictions that were wrong.
     """
 
     cycle: int
     now_s: float
-    running: tuple[RequestView, ...]
-    waiting: tuple[RequestView, ...]
+    running: RequestTable
+    waiting: RequestTable
     free_rows: int
     kv_free_tokens: int | None
     available: frozenset[str]
     loaded: frozenset[str]
     performance: PerformanceSnapshot
     standing: Standing = field(default_factory=Standing)
-    output_tokens: Mapping[str | None, float] = field(default_factory=dict)
     pace_margin: float = LEAST_PACE_MARGIN
     prediction_error: float = NOT_BELIEVED
     drafts: bool = True
     resting: str | None = None
 
-    @cached_property
-    def by_row(self) -> dict[int, RequestView]:
-        """Running requests by row, in ascending order."""
-        placed = {request.row: request for request in self.running if request.row is not None}
-        return dict(sorted(placed.items()))
-
-    def with_running(self, came: Sequence[RequestView]) -> "EngineView":
-        """Return the view after waiting requests got rows; `came` replaces their views."""
-        ids = {request.id for request in came}
-        left = tuple(request for request in self.waiting if request.id not in ids)
-        return replace(self, running=(*self.running, *came), waiting=left)
+    def with_running(self, came: RequestTable) -> "EngineView":
+        """Return the view after waiting requests got rows; `came` replaces their entries."""
+        if not len(came):
+            return self
+        left = self.waiting.take(~self.waiting.among(came.id.tolist()))
+        return replace(self, running=self.running.joined(came), waiting=left)
 
     def without(self, preempted: Collection[int]) -> "EngineView":
         """Return the view without preempted requests, given by id.
 
-        They are in neither list until the next cycle.
+        They are in neither table until the next cycle.
         """
         if not preempted:
             return self
-        left = tuple(request for request in self.running if request.id not in preempted)
-        return replace(self, running=left)
-
-    def slots_of(self, rows: Ints) -> Ints:
-        """Return the KV slots [R] that attention reads for each of the rows."""
-        return np.array([self.by_row[row].slots for row in rows.tolist()], dtype=np.int64)
-
-    def missed(self, model: str, rows: Ints) -> Ints:
-        """Return the unread tokens [R] of a model, for each of the rows."""
-        requests = self.by_row
-        lacking = [requests[row].missed.get(model, 0) for row in rows.tolist()]
-        return np.array(lacking, dtype=np.int64)
-
-    def evaluable(self, model: str, rows: Ints) -> Ints:
-        """Return the output tokens [R] of each row that a shadow evaluation of a drafter can use.
-
-        The drafter has not read these tokens, and their choice can be repeated.
-        """
-        if model not in self.loaded:
-            return np.zeros_like(rows)
-        again = [self.by_row[row].repeatable for row in rows.tolist()]
-        return np.minimum(self.missed(model, rows), np.array(again, dtype=np.int64))
+        return replace(self, running=self.running.take(~self.running.among(preempted)))

@@ -27,11 +27,12 @@ class RandomPreemption:
 
     def __call__(self, view: EngineView) -> Admission:
         draws = np.random.default_rng(view.cycle)
-        taken = [one for one in view.running if draws.random() < self.share]
-        ids = tuple(one.id for one in taken)
+        running = view.running
+        taken = running.take(draws.random(len(running)) < self.share)
+        ids = tuple(taken.id.tolist())
         free = view.kv_free_tokens
         if free is not None:
-            free += sum(one.kv_tokens for one in taken)
+            free += int(taken.kv_tokens.sum())
         seen = replace(view.without(ids), free_rows=view.free_rows + len(ids), kv_free_tokens=free)
         self.count += len(ids)
         decided = self.policy(seen)

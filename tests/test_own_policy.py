@@ -41,7 +41,7 @@ from tests.specrouter.routing.test_planner import ALONE, TWIN
 from tests.specrouter.routing.test_scheduler import ONE, all_pairs, choose, scheduler
 from tests.specrouter.slo.test_admission import request
 from tests.specrouter.slo.test_admission import view as engine_view
-from tests.specrouter.slo.test_tree_planner import COST, progress
+from tests.specrouter.slo.test_tree_planner import COST, asking
 
 PAGE = ROOT / "docs" / "policies.md"
 BEST_PAIR = "my_policies:BEST_PAIR"
@@ -157,7 +157,7 @@ def test_in_simulated_time_it_takes_the_drafter_that_pays() -> None:
 def test_likely_nodes_are_trees() -> None:
     worth = np.array([[0.9, 0.5, 0.19], [0.3, 0.2, 0.1]])
     drafts = Candidates(worth, np.array([[1, 2, 3], [1, 1, 2]]))
-    selector = NODE_SELECTIONS.find("my_policies:LIKELY").selector(progress([0.0, 0.0]), COST, 9)
+    selector = NODE_SELECTIONS.find("my_policies:LIKELY").selector(asking([None, None]), COST, 9)
     assert selector(np.arange(2), drafts, 0).tolist() == [[True, True, False]] * 2
 
 

@@ -16,8 +16,9 @@ from specrouter import SLO, ChainRouter, Speculation
 from specrouter.config.policies import CHAIN_POLICIES, NODE_SELECTIONS
 from specrouter.cycle import TreeSelector
 from specrouter.request.objective import SloLike
-from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection, Progress
+from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection
 from specrouter.slo.tree_selection import CycleCost
+from specrouter.view import RequestTable
 
 Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None
@@ -29,8 +30,8 @@ class _GreedyOfAForm(NodeSelection):
 
     branching = SPECINFER_TREE
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
-        return GLOBAL_GREEDY.selector(progress, cost, budget_nodes)
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return GLOBAL_GREEDY.selector(requests, cost, budget_nodes)
 
 
 # Shapes and attributes that no built-in or published selection has.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
 from specrouter.profile.time_curve import ForwardTimes
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
-from specrouter.slo.node_selection import NodeSelection, Progress, Whole
+from specrouter.slo.node_selection import NodeSelection, Whole
 from specrouter.slo.tree_selection import (
     CycleCost,
     in_turn,
@@ -33,6 +33,7 @@ from specrouter.slo.tree_selection import (
     running_sums,
     topped_up,
 )
+from specrouter.view import RequestTable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -128,23 +129,23 @@ class AdaServe(AdaServeTrees):
         if not 0.0 <= self.root_credit <= 1.0:
             raise ValueError("root_credit must be from 0 to 1")
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
-        return partial(self._select, progress, budget_nodes, cost.whole_ms(budget_nodes))
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return partial(self._select, requests, budget_nodes, cost.whole_ms(budget_nodes))
 
     def _select(
         self,
-        progress: Progress,
+        requests: RequestTable,
         budget_nodes: int,
         cycle_ms: float,
         rows: Ints,
         candidates: Candidates,
         aside: int,
     ) -> Bools:
-        at = progress.at(rows)
+        those = requests.take(requests.at(rows))
         needs = needed_tokens(
-            progress.decode_ms[at],
-            progress.decoded[at],
-            progress.tpot_ms[at],
+            those.decode_ms,
+            those.decoded,
+            np.where(those.declined, np.nan, those.tpot_ms),
             cycle_ms,
             self.latency_margin,
         )
@@ -165,7 +166,7 @@ class AdaServe(AdaServeTrees):
 class EqualGreedy(AdaServeTrees):
     """The same number of nodes for each request: AdaServe's ablation."""
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         return lambda rows, candidates, aside: equal_greedy(
             candidates, max(0, budget_nodes - aside)
         )

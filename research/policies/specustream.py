@@ -15,12 +15,11 @@ Pure: what a request's flow was comes in with the view, and goes out with the pl
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from specrouter.routing.chain_policy import FixedChain, RequestDepth
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView
 
 HISTORY = 10  # h: of the flow vector
 _BASE_DEPTH = 5  # d_base
@@ -58,22 +57,19 @@ class SpecuStream(FixedChain):
 
     def depths(self, view: EngineView) -> dict[int, RequestDepth]:
         """By id, of the running requests."""
-        rows = len(view.running) + view.free_rows
-        load, tokens_per_s = len(view.running) / max(rows, 1), throughput(view)
-        return {
-            one.id: self._adapted(one, view.standing.memories, load, tokens_per_s)
-            for one in view.running
-        }
-
-    def _adapted(
-        self, request: RequestView, flows: Mapping[int, Flow], load: float, tokens_per_s: float
-    ) -> RequestDepth:
-        flow = flows.get(request.id, Flow())
-        if request.drafts > flow.drafts:  # news: of more than one draft the last is known
-            flow = self.updated(flow, request.acceptance, request.drafts)
-        depth = self.depth(flow, request.acceptance, load, tokens_per_s)
-        together = max(1, math.floor(_MICRO_BATCH_TOKENS / depth))
-        return RequestDepth(levels=round(depth), together=together, memory=flow)
+        running = view.running
+        load = len(running) / max(len(running) + view.free_rows, 1)
+        flows, tokens_per_s = view.standing.memories, throughput(view)
+        columns = running.id.tolist(), running.drafts.tolist(), running.acceptance.tolist()
+        found = dict[int, RequestDepth]()
+        for name, drafts, acceptance in zip(*columns, strict=True):
+            flow: Flow = flows.get(name, Flow())
+            if drafts > flow.drafts:  # news: of more than one draft the last is known
+                flow = self.updated(flow, acceptance, drafts)
+            depth = self.depth(flow, acceptance, load, tokens_per_s)
+            together = max(1, math.floor(_MICRO_BATCH_TOKENS / depth))
+            found[name] = RequestDepth(levels=round(depth), together=together, memory=flow)
+        return found
 
     def updated(self, flow: Flow, acceptance: float, drafts: int) -> Flow:
         """Equation 8. `drafts`: of the request so far."""
@@ -93,7 +89,9 @@ class SpecuStream(FixedChain):
 
 def throughput(view: EngineView) -> float:
     """Tokens/s of the requests that decode, each in its current stage; 0.0 before their first."""
-    return sum(one.decoded / one.decode_ms * 1000 for one in view.running if one.decode_ms > 0.0)
+    running = view.running.take(view.running.decode_ms > 0.0)
+    speeds: list[float] = (running.decoded / running.decode_ms * 1000).tolist()
+    return sum(speeds)
 
 
 SPECUSTREAM = SpecuStream("deltas")

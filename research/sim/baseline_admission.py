@@ -8,6 +8,8 @@ Sarathi-Serve (OSDI '24), Algorithm 3; both as SLOs-Serve (arXiv 2504.08784), se
 configures them.
 """
 
+import numpy as np
+
 from specrouter.slo.admission import Admission, Admit, those_that_fit
 from specrouter.view import EngineView
 
@@ -17,24 +19,21 @@ def prefill_first(batch_tokens: int) -> Admit:
 
     def policy(view: EngineView) -> Admission:
         came, waits = those_that_fit(view)
-        reading = [one for one in view.running if one.prompt_left or one.awaits_first]
-        served, left = set[int](), batch_tokens
-        for one in (*reading, *came):
-            left -= one.prompt_left + 1
-            if left < 0 and served:
-                break
-            served.add(one.id)
-        decoding = {one.id for one in view.running if not one.prompt_left}
+        running = view.running
+        reading = running.take((running.unread > 0) | running.awaits_first).joined(came)
+        tokens = reading.unread + 1
+        # At least one; those behind the first that does not fit are not served either.
+        count = max(1, int((np.cumsum(tokens) <= batch_tokens).sum()))
+        served = reading.take(np.arange(min(count, len(reading))))
+        names = set(served.id.tolist())
+        # A prompt of one token has nothing to read: it decodes at once.
+        prompts = served.take(served.unread > 0)
+        decoding = set(running.id[running.unread == 0].tolist())
         return Admission(
-            admitted=tuple(one.id for one in came if one.id in served),
-            # A prompt of one token has nothing to read: it decodes at once.
-            chunks={
-                one.id: one.prompt_left + 1
-                for one in (*reading, *came)
-                if one.id in served and one.prompt_left
-            },
+            admitted=tuple(one for one in came.id.tolist() if one in names),
+            chunks=dict(zip(prompts.id.tolist(), (prompts.unread + 1).tolist(), strict=True)),
             waits_for_memory=waits,
-            paused=frozenset(decoding - served if served else ()),
+            paused=frozenset(decoding - names if names else ()),
         )
 
     return policy
@@ -45,15 +44,13 @@ def decode_first(batch_tokens: int) -> Admit:
 
     def policy(view: EngineView) -> Admission:
         came, waits = those_that_fit(view)
-        together = (*view.running, *came)
-        left = batch_tokens - sum(not one.prompt_left for one in together)
+        together = view.running.joined(came)
+        left = batch_tokens - int((together.unread == 0).sum())
         chunks = dict[int, int]()
-        for one in together:
-            if left > 0 and one.prompt_left:
-                chunks[one.id] = min(one.prompt_left + 1, left)
-                left -= chunks[one.id]
-        return Admission(
-            admitted=tuple(one.id for one in came), chunks=chunks, waits_for_memory=waits
-        )
+        for one, unread in zip(together.id.tolist(), together.unread.tolist(), strict=True):
+            if left > 0 and unread:
+                chunks[one] = min(unread + 1, left)
+                left -= chunks[one]
+        return Admission(admitted=tuple(came.id.tolist()), chunks=chunks, waits_for_memory=waits)
 
     return policy

@@ -49,7 +49,7 @@ class Replicas:
             place = (first + hops) % self.count
             one = self._replicas[place]
             view, _ = one.shown(request)
-            if one.admits(replace(view, waiting=(*view.waiting, asked)), asked.id):
+            if one.admits(replace(view, waiting=view.waiting.joined(asked)), int(asked.id[0])):
                 return place
         return None
 

@@ -42,7 +42,7 @@ from specrouter.routing.planner import Plan, Planner
 from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.node_selection import NodeSelection
 from specrouter.slo.serve.promises import Promises
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView, RequestTable
 
 # Promises kept before the first request: a machine that is known as it is was observed for long.
 _BELIEVED = 48.0
@@ -236,7 +236,7 @@ class SimulatedService:
         prefill_ms = self.machine.times[self.machine.target].at(chunk) / chunk
         return SimulatedRequest(number, request, self._clock, prefill_ms, *others)
 
-    def shown(self, request: LoadRequest) -> tuple[EngineView, RequestView]:
+    def shown(self, request: LoadRequest) -> tuple[EngineView, RequestTable]:
         """What a router sees of this engine now, and what the engine would be told of a request."""
         asked = self._made(_NOT_SENT, request, self._now_s)
         view = self._views.build(
@@ -245,8 +245,10 @@ class SimulatedService:
             frozenset(self.machine.names),
             self._policies.current.standing,
         )
-        *waiting, seen = view.waiting
-        return replace(view, waiting=tuple(waiting)), seen
+        last = len(view.waiting) - 1
+        return replace(view, waiting=view.waiting.take(np.arange(last))), view.waiting.take(
+            np.array([last])
+        )
 
     def admits(self, view: EngineView, name: int) -> bool:
         """Would the policy in use admit the request of this id at once?"""

@@ -24,7 +24,7 @@ from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
-from specrouter.view import EngineView, RequestView, Standing
+from specrouter.view import EngineView, RequestTable, Standing
 
 # Most consecutive cycles in which a decoding request has no part, or requests wait and none runs.
 _MOST_CYCLES_OUT = 128
@@ -160,15 +160,14 @@ class CyclePlanning:
 
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
         """Find what the first `MOST_TOLD` rejected requests could attain."""
-        asked = {one.id: one for one in view.waiting}
         for request in [one for one in declined if one.rejects][:MOST_TOLD]:
-            seen = asked[request.handle.request_id]
+            seen = view.waiting.take(view.waiting.among({request.handle.request_id}))
             request.feasible = earliest_feasible(self.policies.admits, view, seen)
 
     def plan(
         self,
         cycle: int,
-        came: Sequence[RequestView],
+        came: RequestTable,
         left: Mapping[int, int],
         waits: Mapping[int, int],
     ) -> Plan:
@@ -281,13 +280,15 @@ def without_waiting(admission: Admission, view: EngineView, waits: Mapping[int, 
     """
     if not waits:
         return admission
-    reading = {row: one for row, one in view.by_row.items() if one.prompt_left}
+    running = view.running.take(view.running.unread > 0)
+    columns = running.row.tolist(), running.id.tolist(), running.unread.tolist()
+    reading = {row: (name, unread) for row, name, unread in zip(*columns, strict=True)}
     chunks = dict(admission.chunks)
     for row, leader in waits.items():
-        if row in reading and leader in reading and reading[leader].id in admission.chunks:
-            chunk, leads = chunks.pop(reading[row].id, 0), reading[leader]
-            if leads.id in chunks:
-                chunks[leads.id] = max(chunks[leads.id], min(chunk, leads.prompt_left))
+        if row in reading and leader in reading and reading[leader][0] in admission.chunks:
+            chunk, (leads, unread) = chunks.pop(reading[row][0], 0), reading[leader]
+            if leads in chunks:
+                chunks[leads] = max(chunks[leads], min(chunk, unread))
     return replace(admission, chunks=chunks)
 
 

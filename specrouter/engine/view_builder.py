@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
+from specrouter.cycle import Bools, Floats, Ints
 from specrouter.engine.request_book import RequestBook
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
-from specrouter.view import EngineView, RequestView, Standing
+from specrouter.view import EngineView, RequestTable, Standing
 from statemgr import TokenChain
 
 SNAPSHOT_CYCLES = 3  # cycles that a snapshot is used for, because taking one costs time
@@ -56,6 +58,18 @@ class ViewBuilder:
         self._snapshot_cycle = 0
         self._output_tokens: Mapping[str | None, float] = {}
         self._known: dict[int, _Waiting] = {}  # by id
+        nobody = np.zeros(0, dtype=np.int64)
+        by = dict.fromkeys(self._drafters, nobody)
+        self._nobody = self._table(
+            (),
+            0.0,
+            row=nobody,
+            kv_tokens=nobody,
+            unread=nobody,
+            unread_by=by,
+            slots=nobody,
+            repeatable=nobody,
+        )
 
     def build(
         self,
@@ -66,6 +80,7 @@ class ViewBuilder:
     ) -> EngineView:
         """Return the view of running requests, in admission order, and of those in `waiting`."""
         book, executor, now_s = self._book, self._executor, self._book.clock()
+        performance = self._performance(cycle, standing)
         return EngineView(
             cycle=cycle,
             now_s=now_s,
@@ -75,15 +90,14 @@ class ViewBuilder:
             kv_free_tokens=executor.free_tokens,
             available=available,
             loaded=frozenset(name for name in self._models if executor.is_open(name)),
-            performance=self._performance(cycle, standing),
+            performance=performance,
             standing=standing,
-            output_tokens=self._output_tokens,
             pace_margin=book.promises.pace_margin,
             prediction_error=book.promises.error,
         )
 
-    def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
-        """Return the views of requests that were just given a row, in that order."""
+    def admitted(self, came: Mapping[int, RunningRequest]) -> RequestTable:
+        """Return the requests that were just given a row, in that order."""
         return self._running(came, self._book.clock())
 
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
@@ -95,43 +109,56 @@ class ViewBuilder:
             self._snapshot_cycle = cycle
         return known
 
-    def _running(
-        self, running: Mapping[int, RunningRequest], now_s: float
-    ) -> tuple[RequestView, ...]:
-        if not running:
-            return ()
-        rows = np.fromiter(running, dtype=np.int64)
-        states = self._executor.states
-        left = states.lag(self._target, rows).tolist()
-        slots = states.slots_of(rows).tolist()
-        repeatable = self._executor.repeatable(rows).tolist()
-        lags = zip(*(states.lag(name, rows).tolist() for name in self._drafters), strict=True)
-        missed = [dict(zip(self._drafters, each, strict=True)) for each in lags]
-        missed = missed or [{}] * len(rows)
-        return tuple(
-            self._view(request, now_s, left[at], missed[at], slots[at], repeatable[at])
-            for at, request in enumerate(running.values())
+    def _running(self, running: Mapping[int, RunningRequest], now_s: float) -> RequestTable:
+        rows, states = np.fromiter(running, dtype=np.int64), self._executor.states
+        if not len(rows):
+            return self._nobody
+        return self._table(
+            list(running.values()),
+            now_s,
+            row=rows,
+            kv_tokens=_ints([self._executor.held_tokens(row) for row in running]),
+            unread=np.maximum(states.lag(self._target, rows), 0),
+            unread_by={name: states.lag(name, rows) for name in self._drafters},
+            slots=states.slots_of(rows),
+            repeatable=self._executor.repeatable(rows),
         )
 
     def _waiting(
         self, requests: Sequence[RunningRequest], now_s: float, cycle: int
-    ) -> tuple[RequestView, ...]:
-        """Return views of requests as if they began now, with cached tokens taken as read.
+    ) -> RequestTable:
+        """Return requests as if they began now, with cached tokens taken as read.
 
         Tokens that running rows have read of a shared prompt do not count as cached.
         """
         self._look_up(requests, cycle)
-        views = []
-        for request in requests:
-            unread = int(request.committed_tokens) - 1  # fails for NaN, which is never admitted
-            known = self._known.get(request.handle.request_id)
-            cached = known.cached if known else {}
-            missed = {name: unread - cached.get(name, 0) for name in self._drafters}
-            handed = self._executor.hand_over.expected(request.spec)
-            left = unread - max(handed, cached.get(self._target, 0))
-            slots = self._executor.states.slots_for(unread + 1)
-            views.append(self._view(request, now_s, left, missed, slots, 0))
-        return tuple(views)
+        if not requests:
+            return self._nobody
+        executor = self._executor
+        # This fails for a number of tokens that is NaN.
+        unread = [int(request.committed_tokens) - 1 for request in requests]
+        known = [self._known.get(request.handle.request_id) for request in requests]
+        cached = [one.cached if one else {} for one in known]
+        handed = [executor.hand_over.expected(request.spec) for request in requests]
+
+        def left(model: str) -> Ints:
+            return _ints(unread) - _ints([one.get(model, 0) for one in cached])
+
+        return self._table(
+            requests,
+            now_s,
+            row=np.full(len(requests), -1),
+            kv_tokens=_ints(
+                [
+                    executor.needed_tokens(one.committed_tokens, one.spec.total_tokens)
+                    for one in requests
+                ]
+            ),
+            unread=np.maximum(np.minimum(left(self._target), _ints(unread) - _ints(handed)), 0),
+            unread_by={name: left(name) for name in self._drafters},
+            slots=_ints([executor.states.slots_for(tokens + 1) for tokens in unread]),
+            repeatable=np.zeros(len(requests), dtype=np.int64),
+        )
 
     def _look_up(self, requests: Sequence[RunningRequest], cycle: int) -> None:
         """Look up the cached prefixes of new requests, and of those with the oldest look-ups."""
@@ -150,48 +177,66 @@ class ViewBuilder:
             known.cached = prefixes.cached(known.spec, known.text)
             known.looked_at = cycle
 
-    def _view(
-        self,
-        request: RunningRequest,
-        now_s: float,
-        prompt_left: int,
-        missed: Mapping[str, int],
-        slots: int,
-        repeatable: int,
-    ) -> RequestView:
-        spec, pace, objective = request.spec, request.pace, request.objective or _NOTHING
-        if request.row is None:
-            kv_tokens = self._executor.needed_tokens(request.committed_tokens, spec.total_tokens)
-        else:
-            kv_tokens = self._executor.held_tokens(request.row)
-        return RequestView(
-            id=request.handle.request_id,
-            priority_key=request.admission_key,
-            arrived_s=request.submitted_s,
-            kv_tokens=kv_tokens,
-            prompt_left=max(prompt_left, 0),
-            remaining=request.remaining,
-            max_new_tokens=spec.most_tokens,
-            row=request.row,
-            decoded=pace.decoded,
-            decode_ms=pace.decode_ms(now_s),
-            tpot_ms=pace.tpot_ms(objective),
-            ttft_ms=objective.ttft_ms,
-            implied_ttft_ms=objective.implied_ttft_ms,
-            tier=objective.slo_class,
-            sampled=spec.params.temperature > 0,
-            override=spec.speculation,
-            missed=missed,
-            repeatable=repeatable,
-            slots=slots,
-            e2e_ms=objective.e2e_ms,
-            stages=pace.stages,
-            run_ms=request.run_ms(now_s),
-            output_tokens=request.output_tokens,
-            declined=request.is_declined,
-            rejects=request.rejects,
-            promised=request.is_promised,
-            awaits_first=request.row is not None and not request.has_begun,
-            drafts=pace.drafts,
-            acceptance=pace.acceptance,
+    def _table(
+        self, requests: Sequence[RunningRequest], now_s: float, **columns: Any
+    ) -> RequestTable:
+        """Return a table of requests, with these `columns` as they are."""
+        paces = [one.pace for one in requests]
+        objectives = [one.objective or _NOTHING for one in requests]
+        stages = [pace.stages for pace in paces]
+        tpots = [pace.tpot_ms(one) for pace, one in zip(paces, objectives, strict=True)]
+        specs = [one.spec for one in requests]
+        override = np.empty(len(requests), dtype=np.object_)
+        override[:] = [spec.speculation for spec in specs]
+        return RequestTable(
+            id=_ints([one.handle.request_id for one in requests]),
+            priority_key=_floats([one.admission_key for one in requests]),
+            arrived_s=_floats([one.submitted_s for one in requests]),
+            remaining=_ints([one.remaining for one in requests]),
+            max_new_tokens=_ints([spec.most_tokens for spec in specs]),
+            decoded=_ints([pace.decoded for pace in paces]),
+            decode_ms=_floats([pace.decode_ms(now_s) for pace in paces]),
+            tpot_ms=_floats(tpots),
+            tightest_ms=_floats(
+                [
+                    min(stage.tpot_ms for stage in left) if left else tpot_ms
+                    for left, tpot_ms in zip(stages, tpots, strict=True)
+                ]
+            ),
+            until_tokens=_floats([left[0].until_tokens if left else None for left in stages]),
+            ttft_ms=_floats([one.ttft_ms for one in objectives]),
+            e2e_ms=_floats([one.e2e_ms for one in objectives]),
+            implied_ttft_ms=_floats([one.implied_ttft_ms for one in objectives]),
+            run_ms=_floats([one.run_ms(now_s) for one in requests]),
+            output_tokens=_floats([self._output_length(one) for one in requests]),
+            has_stages=_bools([bool(left) for left in stages]),
+            sampled=_bools([spec.params.temperature > 0 for spec in specs]),
+            declined=_bools([one.is_declined for one in requests]),
+            rejects=_bools([one.rejects for one in requests]),
+            promised=_bools([one.is_promised for one in requests]),
+            awaits_first=_bools([one.row is not None and not one.has_begun for one in requests]),
+            drafts=_ints([pace.drafts for pace in paces]),
+            acceptance=_floats([pace.acceptance for pace in paces]),
+            override=override,
+            **columns,
         )
+
+    def _output_length(self, request: RunningRequest) -> float | None:
+        if request.output_tokens is not None:
+            return request.output_tokens
+        slo_class = (request.objective or _NOTHING).slo_class
+        usual = self._output_tokens.get(slo_class)
+        return None if usual is None else min(float(request.spec.most_tokens), usual)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _floats(values: Sequence[float | None]) -> Floats:
+    """Return the values as numbers; None becomes NaN."""
+    return np.array(values, dtype=np.float64)
+
+
+def _bools(values: Sequence[bool]) -> Bools:
+    return np.array(values, dtype=np.bool_)

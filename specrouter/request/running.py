@@ -56,7 +56,7 @@ class RunningRequest:
         is_declined: its objective will not be attained: it has none from now on, or it ends.
         is_promised: it got a row to attain its objective.
         feasible: what could have been attained instead, if that was asked.
-        output_tokens: see `RequestView`.
+        output_tokens: see `RequestTable`.
 
     Raises:
         RequestError: the tokens of the earlier attempt already end the text.
@@ -342,7 +342,7 @@ class RunningRequest:
         return metrics.kept_pace
 
     def run_ms(self, now_s: float) -> float | None:
-        """Return None: no request is judged by runs of ten tokens; see `RequestView`."""
+        """Return None: no request is judged by runs of ten tokens; see `RequestTable`."""
         return None
 
     def _attained_stages(self) -> tuple[bool, ...]:

@@ -14,7 +14,7 @@ Reading delays all requests and helps one. That one must earn it back:
 Pure: no clock, no tensors. Not here: the reading (`specrouter.execution.drafter_prefill`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,8 +24,9 @@ from modelpool.attention.backend import READING_QUERIES
 from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, Option, share_shortest_first
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.prediction import target_only
+from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.view import ChainDecision, EngineView, RequestView
+from specrouter.view import ChainDecision, RequestTable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -39,34 +40,34 @@ class Drafting:
     Reading does not pay for all other rows.
 
     Attributes:
-        able: rows that draft in this cycle, since the models have read all of their text by then.
-        reads: rows for which the models read in this cycle, and perhaps in later ones.
+        able: [R] requests that draft in this cycle, since the models have read all of their text by
+            then.
+        reads: [R] requests for which the models read in this cycle, and perhaps in later ones.
         tokens: unread tokens that are read in this cycle, by model.
         ms: time that this reading takes.
-        able_share: share of these tokens that is read for `able` rows.
+        able_share: share of these tokens that is read for `able` requests.
         leaves_out: some of `reads` still lag after this cycle.
     """
 
-    able: frozenset[int]
-    reads: frozenset[int] = frozenset()
+    able: Bools
+    reads: Bools
     tokens: Mapping[str, int] = field(default_factory=dict)
     ms: float = 0.0
     able_share: float = 0.0
     leaves_out: bool = False
 
-    def options(
-        self, rows: Iterable[int], now: Option, later: Option, alone: Option
-    ) -> dict[int, Option]:
-        """Return the option by which each row decodes in a cycle of the option `now`.
+    def options(self, now: Option, later: Option, alone: Option) -> list[Option]:
+        """Return the option by which each request decodes in a cycle of the option `now`.
 
-        `later` is the option of other cycles. Rows that drafters read for get it if this cycle does
-        not draft.
+        `later` is the option of other cycles. Requests that drafters read for get it if this cycle
+        does not draft.
         """
         drafts = len(now.chain) > 1
         reads, rest = (now, alone) if drafts else (later, now)
-        return {
-            row: now if row in self.able else reads if row in self.reads else rest for row in rows
-        }
+        return [
+            now if able else reads if read else rest
+            for able, read in zip(self.able.tolist(), self.reads.tolist(), strict=True)
+        ]
 
 
 def gain_ms(decision: ChainDecision, machine: float) -> float | None:
@@ -87,15 +88,15 @@ class CycleCatchUp:
 
     Args:
         chunk: the most tokens that a model reads.
-        view: the engine at the beginning of the cycle.
+        snapshot: measured times.
         requests: number of requests that the cycle delays.
     """
 
-    def __init__(self, chunk: int, view: EngineView, requests: int) -> None:
+    def __init__(self, chunk: int, snapshot: PerformanceSnapshot, requests: int) -> None:
         self.ms = 0.0
         self.leaves_out = False
         self._chunk = max(chunk, LEAST_CHUNK)
-        self._view = view
+        self._snapshot = snapshot
         self._requests = requests
         self._read: dict[str, int] = {}  # tokens by model
 
@@ -109,26 +110,29 @@ class CycleCatchUp:
         return drafting
 
     def drafting(
-        self, chain: Chain, requests: Mapping[int, RequestView], gain_ms: float | None = None
+        self, chain: Chain, requests: RequestTable, gain_ms: float | None = None
     ) -> Drafting:
         """Return for which of the requests a chain can draft, and what its models read for them.
 
         Args:
             chain: the drafting models, and the target.
-            requests: the requests by row.
+            requests: the requests.
             gain_ms: see the function `gain_ms`; None: all rows are caught up, at any cost.
         """
-        every = np.array(sorted(requests), dtype=np.int64)
-        missed = {name: self._view.missed(name, every) for name in chain[:-1]}
-        lags = {name: np.where(lag > CATCH_UP_TOKENS, lag, 0) for name, lag in missed.items()}
-        lacks = np.any([*lags.values(), np.zeros_like(every)], axis=0)
+        none = np.zeros(len(requests), dtype=np.bool_)
+        lags = {
+            name: np.where(lag > CATCH_UP_TOKENS, lag, 0)
+            for name in chain[:-1]
+            if (lag := requests.unread_by.get(name)) is not None
+        }
+        lacks = np.any([*lags.values(), none], axis=0)
         if not lacks.any():
-            return Drafting(able=frozenset(requests))
-        rows, lags = every[lacks], {name: lag[lacks] for name, lag in lags.items()}
-        remaining = _remaining(requests, rows)
+            return Drafting(able=~none, reads=none)
+        lags = {name: lag[lacks] for name, lag in lags.items()}
+        slots, remaining = requests.slots[lacks], requests.remaining[lacks]
         pays = remaining > 1
         if gain_ms is not None:
-            pays &= self._pays(chain[-1], rows, lags, remaining, gain_ms)
+            pays &= self._pays(chain[-1], slots, lags, remaining, gain_ms)
         shares = {
             name: share_shortest_first(
                 np.where(pays, lag, 0), max(0, self._chunk - self._read.get(name, 0))
@@ -138,12 +142,14 @@ class CycleCatchUp:
         able = pays & np.all([shares[name] == lag for name, lag in lags.items()], axis=0)
         tokens = {name: int(share.sum()) for name, share in shares.items()}
         at_once = sum(int(share[able].sum()) for share in shares.values())
+        drafts, reads = ~lacks, none
+        drafts[lacks], reads[lacks] = able, pays
         return Drafting(
-            able=frozenset([*every[~lacks].tolist(), *rows[able].tolist()]),
-            reads=frozenset(rows[pays].tolist()),
+            able=drafts,
+            reads=reads,
             tokens=tokens,
             ms=sum(
-                float(self.reading_ms(name, chain[-1], rows, shares[name]).sum())
+                float(self.reading_ms(name, chain[-1], slots, shares[name]).sum())
                 for name in shares
                 if tokens[name]
             ),
@@ -151,9 +157,7 @@ class CycleCatchUp:
             leaves_out=bool((pays & ~able).any()),
         )
 
-    def payable(
-        self, workload: Workload, target: str, requests: Mapping[int, RequestView]
-    ) -> Workload:
+    def payable(self, workload: Workload, target: str, requests: RequestTable) -> Workload:
         """Return the workload without requests for which reading pays for no drafter.
 
         A long text that ends soon must not keep the drafter from all others. Such requests decode
@@ -162,23 +166,22 @@ class CycleCatchUp:
         Args:
             workload: the requests that a decision is about.
             target: name of the target.
-            requests: the decoding requests of the workload, by row.
+            requests: the decoding requests of the workload.
         """
         lagging = [model for model, total in workload.lags.items() if total >= 1.0]
         if not lagging:
             return workload
-        rows, counted = np.array(sorted(requests), dtype=np.int64), dict(workload.lags)
-        snapshot, remaining = self._view.performance, _remaining(requests, rows)
+        snapshot, counted = self._snapshot, dict(workload.lags)
         # A draft saves at most the target's own time per token.
         alone_ms = snapshot.machine * target_only(snapshot, workload, target).cycle_ms
-        anybody = np.full(len(rows), len(lagging) < len(counted))
+        anybody = np.full(len(requests), len(lagging) < len(counted))
         for model in lagging:
-            missed = np.maximum(self._view.missed(model, rows), 0)
-            pays = self._pays(target, rows, {model: missed}, remaining, alone_ms)
-            pays |= missed <= CATCH_UP_TOKENS
+            lag = np.maximum(requests.unread_by[model], 0)
+            pays = self._pays(target, requests.slots, {model: lag}, requests.remaining, alone_ms)
+            pays |= lag <= CATCH_UP_TOKENS
             anybody |= pays
             if pays.any():
-                counted[model] = float(np.maximum(missed - 1, 0)[pays].sum())
+                counted[model] = float(np.maximum(lag - 1, 0)[pays].sum())
         beside = int((~anybody).sum()) if anybody.any() else 0
         return replace(
             workload,
@@ -187,39 +190,35 @@ class CycleCatchUp:
             others=workload.others + beside,
         )
 
-    def reading_ms(self, model: str, target: str, rows: Ints, tokens: Ints) -> Floats:
+    def reading_ms(self, model: str, target: str, slots: Ints, tokens: Ints) -> Floats:
         """Return the time [R] to read so many tokens of each row, on the machine as it is now.
 
-        Rows share passes of a chunk each, so these are their shares of the passes' times.
+        Rows share passes of a chunk each, so these are their shares of the passes' times. `slots`
+        [R]: KV slots that attention reads for each.
         """
-        snapshot, slots = self._view.performance, self._view.slots_of(rows)
+        snapshot = self._snapshot
         packed = min(self._chunk, max(1, int(tokens.sum())))
         seen = np.maximum(slots - tokens / 2, 1.0)  # mean over the pass
         attended = (packed + READING_QUERIES) * seen
-        ms = curve_of(snapshot, model, target).many(np.full(len(rows), float(packed)), attended)
+        ms = curve_of(snapshot, model, target).many(np.full(len(slots), float(packed)), attended)
         shares: Floats = snapshot.machine * ms * tokens / packed
         return shares
 
     def _pays(
-        self, target: str, rows: Ints, lags: Mapping[str, Ints], remaining: Ints, gain_ms: float
+        self, target: str, slots: Ints, lags: Mapping[str, Ints], remaining: Ints, gain_ms: float
     ) -> Bools:
         """Return whether reading for each row [R] is earned back by the tokens left after it.
 
         Rows are read in the order of their cost, so each waits for those before it.
         """
-        cost_ms = np.zeros(len(rows))
+        cost_ms = np.zeros(len(slots))
         for name, lag in lags.items():
-            cost_ms += self._requests * self.reading_ms(name, target, rows, lag)
+            cost_ms += self._requests * self.reading_ms(name, target, slots, lag)
         could = cost_ms < remaining * gain_ms  # if it were read at once
         order = np.argsort(cost_ms, kind="stable")
-        cycles = np.ones(len(rows), dtype=np.int64)  # cycles until it drafts
+        cycles = np.ones(len(slots), dtype=np.int64)  # cycles until it drafts
         for lag in lags.values():
             ahead = np.cumsum(np.where(could, lag, 0)[order])
             cycles[order] = np.maximum(cycles[order], -(-ahead // self._chunk))
         pays: Bools = cost_ms < (remaining - (cycles - 1)) * gain_ms
         return pays & could
-
-
-def _remaining(requests: Mapping[int, RequestView], rows: Ints) -> Ints:
-    """Return the number of tokens [R] that each request may still gain."""
-    return np.array([requests[row].remaining for row in rows.tolist()], dtype=np.int64)

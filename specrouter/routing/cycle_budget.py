@@ -22,7 +22,7 @@ Cut = dict[Route, Route]  # the route that replaces each one
 
 def cut_to_budget(
     admission: Admission,
-    members: Mapping[Route, Sequence[int]],
+    counts: Mapping[Route, int],
     whole_nodes: Callable[[Route], int],
     ms: Callable[[Sequence[tuple[Route, int]]], float],
 ) -> Cut:
@@ -30,14 +30,14 @@ def cut_to_budget(
 
     Args:
         admission: the budget.
-        members: rows of each route.
+        counts: number of requests of each route.
         whole_nodes: nodes of one request's tree, where all of it is verified; 0 where a selector
             picks.
         ms: predicted time of a cycle, from each route's number of requests.
     """
     most, most_ms = admission.budget_nodes, admission.budget_ms
-    for cut in _cuts(list(members)):
-        shares = [(cut[route], len(rows)) for route, rows in members.items()]
+    for cut in _cuts(list(counts)):
+        shares = [(cut[route], count) for route, count in counts.items()]
         nodes = sum(count * whole_nodes(route) for route, count in shares)
         if most is not None and nodes > most:
             continue

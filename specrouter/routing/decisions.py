@@ -7,15 +7,12 @@ go out with the plan (`Standing`).
 Not here: the routes of a single cycle that follow from a decision (`specrouter.routing.planner`).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specrouter.cycle import CONTEXT_STEP, DraftShape
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.snapshot import Mode
 from specrouter.routing.catch_up import CycleCatchUp
 from specrouter.routing.chain_policy import Models
 from specrouter.routing.decision_record import DecisionRecord
@@ -26,11 +23,9 @@ from specrouter.view import (
     EngineView,
     InUse,
     Override,
-    RequestView,
+    RequestTable,
     Standing,
 )
-
-Ints = NDArray[np.int64]
 
 INTERVAL = 16  # cycles after which a decision is due again
 _EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first: after 3 cycles, or a quarter of those so far
@@ -57,17 +52,14 @@ class CycleDecisions:
     def __post_init__(self) -> None:
         self.in_use = dict(self.view.standing.in_use)
 
-    def decide(
-        self, key: Override, requests: Mapping[int, RequestView], models: Models
-    ) -> ChainDecision:
-        """Return the decision for the requests of a key, by row; it is made anew if it is due."""
+    def decide(self, key: Override, requests: RequestTable, models: Models) -> ChainDecision:
+        """Return the decision for the requests of a key; it is made anew if it is due."""
         before = self.in_use.get(key)
         count, others = len(requests) + self.reading, self.decoding - len(requests)
         if before is not None and not self._is_due(before, count, others, models):
             return before.decision
         current = None if before is None else before.decision
-        workload = workload_of([requests[row] for row in sorted(requests)])
-        workload = replace(workload, requests=count, others=others)
+        workload = replace(workload_of(requests), requests=count, others=others)
         workload = self.catch_up.payable(workload, self.scheduler.target, requests)
         if self.view.resting is None:
             decision = self.scheduler.choose(self.view.performance, workload, models, current, key)
@@ -143,23 +135,16 @@ def put_away(standing: Standing) -> Standing:
     return Standing(kept)
 
 
-def rows_of_mode(requests: Mapping[int, RequestView], sampled: Mode) -> Ints:
-    """Return the rows, ascending, of the requests that are sampled, or of those that are greedy."""
-    found = [row for row, request in requests.items() if request.sampled == sampled]
-    return np.array(sorted(found), dtype=np.int64)
-
-
-def workload_of(requests: Sequence[RequestView], with_lags: bool = True) -> Workload:
+def workload_of(requests: RequestTable, with_lags: bool = True) -> Workload:
     """Return the workload of these requests; its slots are their mean."""
     count = len(requests)
-    lags: dict[str, float] = {}
-    for request in requests if with_lags else ():
-        for name, missed in request.missed.items():
-            lags[name] = lags.get(name, 0.0) + max(missed - 1, 0)
+    if not count:
+        return Workload(requests=0, slots=CONTEXT_STEP, remaining=0.0)
+    lags = requests.unread_by if with_lags else {}
     return Workload(
         requests=count,
-        slots=round(sum(request.slots for request in requests) / count) if count else CONTEXT_STEP,
-        remaining=sum(request.remaining for request in requests) / max(1, count),
-        lags=lags,
-        sampled=2 * sum(request.sampled for request in requests) >= count,
+        slots=round(int(requests.slots.sum()) / count),
+        remaining=int(requests.remaining.sum()) / count,
+        lags={name: float(np.maximum(lag - 1, 0).sum()) for name, lag in lags.items()},
+        sampled=2 * int(requests.sampled.sum()) >= count,
     )

@@ -1,11 +1,10 @@
-"""Route: a chain and the shape of its drafts, and the groups of requests that share a decision.
+"""Route: a chain and the shape of its drafts.
 
 Prefill: the prompt tokens that the target reads in the same pass.
 
-Not here: the choice of a request's route (`specrouter.routing.planner`).
+Not here: the choice of a request's route (`specrouter.routing.cycle_routes`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -23,8 +22,7 @@ from specrouter.profile.cycle_times import (
     stage_ms,
 )
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import Chain, Speculation
-from specrouter.view import SCHEDULED, Override, RequestView
+from specrouter.request.params import Chain
 
 Ints = NDArray[np.int64]
 
@@ -38,11 +36,12 @@ class Route(NamedTuple):
     branching: tuple[int, ...] | None = None
     quotes: str | None = None
 
-    def group(self, rows: Sequence[int], predicted: Option | None) -> ChainGroup:
+    def group(self, rows: Ints, predicted: Option | None) -> ChainGroup:
+        """Return the group of these rows, which ascend."""
         return ChainGroup(
             chain=self.chain,
             shape=self.shape,
-            rows=np.array(sorted(rows), dtype=np.int64),
+            rows=rows,
             whole=self.whole,
             branching=self.branching,
             predicted=predicted,
@@ -89,38 +88,3 @@ def route_ms(snapshot: PerformanceSnapshot, workload: Workload, route: Route) ->
         total += float(model_ms(snapshot, name, chain[-1], workload, places)[0])
         total += float(stage_ms(snapshot, "verify", places)[0])
     return total + drafting_ms(snapshot, workload.batch)
-
-
-class Asked(NamedTuple):
-    """Requests that leave the same things open.
-
-    `key` is that of their decision, or None if they name their chain or want none; `chain` is then
-    that chain.
-    """
-
-    key: Override | None
-    chain: Chain
-    requests: dict[int, RequestView]  # by row
-
-
-def by_what_they_ask(
-    requests: Mapping[int, RequestView], target: str, available: Collection[str]
-) -> list[Asked]:
-    """Return all requests, by row, in groups that ask for the same.
-
-    The groups with the most rows come first: they get their models if not all fit in memory.
-    """
-    found: dict[tuple[Override | None, Chain], dict[int, RequestView]] = {}
-    for row, request in requests.items():
-        asked = request.override
-        key: Override | None = None
-        chain: Chain = (target,)
-        if asked is None:
-            key = SCHEDULED
-        elif isinstance(asked, Speculation) and asked.chain is not None:
-            chain = (*(name for name in asked.chain[:-1] if name in available), target)
-        elif isinstance(asked, Speculation):
-            key = (asked.depth, asked.width)
-        found.setdefault((key, chain), {})[row] = request
-    groups = [Asked(key, chain, those) for (key, chain), those in found.items()]
-    return sorted(groups, key=lambda asked: (-len(asked.requests), asked.key is not None))

@@ -18,16 +18,13 @@ Pure decisions: no clock, no tensors.
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specrouter.cycle import ShadowEvaluation
 from specrouter.profile.cycle_times import Workload, forward_ms
 from specrouter.profile.evidence import PRIOR
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.view import ChainDecision, EngineView
-
-Ints = NDArray[np.int64]
+from specrouter.view import ChainDecision, EngineView, RequestTable
 
 MOST_TOKENS = 32  # tokens of one evaluation; most of its cost is reading the text before them
 EXPLORED_SHARE = 0.01  # share of the time; half of it while acceptance is as usual
@@ -40,7 +37,7 @@ _HOPEFUL = 1.2  # predicted time relative to the best, up to which `_FEW_CYCLES`
 def next_shadow_evaluation(
     view: EngineView,
     decision: ChainDecision,
-    rows: Ints,
+    requests: RequestTable,
     workload: Workload,
     idle: Collection[str],
 ) -> ShadowEvaluation | None:
@@ -49,9 +46,8 @@ def next_shadow_evaluation(
     Args:
         view: the engine at the beginning of the cycle.
         decision: the decision in use, with its prediction.
-        rows: [R] rows that the scheduler routes and whose mode (sampled or greedy) is the
-            workload's. Decisions are about this mode only, so other rows would teach nothing of
-            use.
+        requests: those that the scheduler routes and whose mode (sampled or greedy) is the
+            workload's. Decisions are about this mode only, so others would teach nothing of use.
         workload: the requests that the scheduler routes.
         idle: models that may be used, and that the cycle does not use.
     """
@@ -63,15 +59,18 @@ def next_shadow_evaluation(
     if most_ms <= 0.0:
         return None
     for name in _by_silence(snapshot, decision, surprised, idle):
-        new = view.evaluable(name, rows)
+        unread = requests.unread_by.get(name)
+        if unread is None or name not in view.loaded:
+            continue
+        new = np.minimum(unread, requests.repeatable)
         able = np.flatnonzero(new >= PRIOR)  # fewer tokens are too little evidence
         if not len(able):
             continue
-        behind = view.missed(name, rows[able])
+        behind = unread[able]
         best = int(np.argmin(behind))
         if forward_ms(snapshot, name, main.chain[-1], workload, int(behind[best])) <= most_ms:
             tokens = min(MOST_TOKENS, int(new[able[best]]))
-            return ShadowEvaluation(name, int(rows[able[best]]), tokens)
+            return ShadowEvaluation(name, int(requests.row[able[best]]), tokens)
     return None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from processors import share_chunk
 from specrouter.config import EngineConfig
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView, RequestTable
 
 Order = Literal["first_come", "objectives"]
 
@@ -38,8 +38,8 @@ class Admission:
             keep their tokens and go back to the queue under the same key. Admitted again, they read
             prompt and tokens in one prefill, and go on with the same text.
         declined: ids of waiting requests whose objectives will not be attained. From then on
-            `RequestView.declined` is true for them.
-        paused: ids of requests without `prompt_left` that sit this cycle out, perhaps before their
+            `RequestTable.declined` is true for them.
+        paused: ids of requests without unread tokens that sit this cycle out, perhaps before their
             first token.
         depths: most tokens to draft for a decoding request, by id; unbounded for others.
         budget_nodes: most draft nodes that the target verifies in this cycle; None: unbounded.
@@ -109,28 +109,26 @@ def fcfs(prefill_chunk: int) -> Admit:
 
     def policy(view: EngineView) -> Admission:
         admitted, waits = those_that_fit(view)
-        reading = [one for one in (*view.running, *admitted) if one.prompt_left]
+        together = view.running.joined(admitted)
+        reading = together.take(together.unread > 0)
         # The last chunk of a prompt brings the first token.
-        wanted = np.array([one.prompt_left + 1 for one in reading], dtype=np.int64)
-        shares = share_chunk(wanted, prefill_chunk).tolist()
-        chunks = {one.id: share for one, share in zip(reading, shares, strict=True) if share}
+        shares = share_chunk(reading.unread + 1, prefill_chunk).tolist()
+        chunks = dict(zip(reading.id.tolist(), shares, strict=True))
         return Admission(
-            admitted=tuple(one.id for one in admitted), chunks=chunks, waits_for_memory=waits
+            admitted=tuple(admitted.id.tolist()),
+            chunks={one: share for one, share in chunks.items() if share},
+            waits_for_memory=waits,
         )
 
     return policy
 
 
-def those_that_fit(view: EngineView) -> tuple[list[RequestView], bool]:
+def those_that_fit(view: EngineView) -> tuple[RequestTable, bool]:
     """Return the waiting requests that fit, by key, and whether the next one waits for memory."""
-    admitted: list[RequestView] = []
-    free_tokens = view.kv_free_tokens
-    for request in sorted(view.waiting, key=lambda one: one.priority_key):
-        if len(admitted) == view.free_rows:
-            break
-        if free_tokens is not None:
-            if request.kv_tokens > free_tokens:
-                return admitted, True
-            free_tokens -= request.kv_tokens
-        admitted.append(request)
-    return admitted, False
+    waiting = view.waiting.take(np.argsort(view.waiting.priority_key, kind="stable"))
+    most = view.free_rows
+    if view.kv_free_tokens is not None:
+        most = min(most, int((np.cumsum(waiting.kv_tokens) <= view.kv_free_tokens).sum()))
+    return waiting.take(np.arange(min(most, len(waiting)))), most < min(
+        view.free_rows, len(waiting)
+    )

@@ -10,7 +10,6 @@ Contract: pure. The selector that is returned is valid for one cycle.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
@@ -19,32 +18,19 @@ from numpy.typing import NDArray
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
 from specrouter.profile.time_curve import ForwardTimes
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
+from specrouter.slo.value import needed_rates
+from specrouter.view import RequestTable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Progress:
-    """The progress and the objectives of the decoding requests, [B] each."""
-
-    rows: Ints  # ascending
-    decode_ms: Floats  # since the first token
-    decoded: Ints  # tokens after the first
-    waited: Ints  # cycles in a row that they have sat out
-    tpot_ms: Floats  # NaN without an objective
-    rates: Floats  # tokens per ms that are needed, see `needed_rates`
-
-    def at(self, rows: Ints) -> Ints:
-        return np.searchsorted(self.rows, rows)
-
-    def of(self, rows: Ints) -> Progress:
-        """Return the progress of some of the requests; `rows` ascending."""
-        if len(rows) == len(self.rows):
-            return self
-        at = self.at(rows)
-        return Progress(**{one.name: getattr(self, one.name)[at] for one in fields(self)})
+def rates_of(requests: RequestTable) -> Floats:
+    """Return the tokens per millisecond that each request needs; see `needed_rates`."""
+    # A declined request has no objective that can still be attained.
+    tpot_ms = np.where(requests.declined, np.nan, requests.tpot_ms)
+    return needed_rates(requests.decode_ms, requests.decoded, requests.remaining, tpot_ms)
 
 
 class NodeSelection(ABC):
@@ -67,11 +53,11 @@ class NodeSelection(ABC):
     reshapes: bool = False
 
     @abstractmethod
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         """Return the function that picks the nodes of one cycle.
 
         Args:
-            progress: progress of the decoding requests.
+            requests: the decoding requests, by row.
             cost: milliseconds of the cycle, by verified nodes.
             budget_nodes: nodes of all requests together, without their roots.
         """
@@ -88,20 +74,21 @@ class _Goodput(NodeSelection):
 
     takes_quotations = plans_cycles = True
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
-        return partial(self._select, progress, cost)
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return partial(self._select, requests, cost)
 
     @staticmethod
     def _select(
-        progress: Progress, cost: CycleCost, rows: Ints, candidates: Candidates, aside: int
+        requests: RequestTable, cost: CycleCost, rows: Ints, candidates: Candidates, aside: int
     ) -> Bools:
-        return most_valuable(candidates, progress.rates[progress.at(rows)], cost.beside(aside))
+        rates = rates_of(requests)[requests.at(rows)]
+        return most_valuable(candidates, rates, cost.beside(aside))
 
 
 class _GlobalGreedy(NodeSelection):
     """The selection of the likeliest nodes of all requests, regardless of objectives."""
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         return lambda rows, candidates, aside: global_greedy(
             candidates, max(0, budget_nodes - aside)
         )
@@ -112,7 +99,7 @@ class Whole(NodeSelection):
 
     takes_whole_trees = True
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         return lambda rows, candidates, aside: whole(candidates)
 
 

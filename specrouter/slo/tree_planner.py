@@ -20,10 +20,12 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import ForwardTimes
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import Beside, CycleChoice, choose_cycle
-from specrouter.slo.node_selection import NodeSelection, Progress
+from specrouter.slo.node_selection import NodeSelection
 from specrouter.slo.tree_selection import CycleCost
+from specrouter.view import RequestTable
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def selection_of(trees: TreesConfig, scheduler: SchedulerConfig) -> NodeSelection:
@@ -64,7 +66,8 @@ class TreePlanner:
         snapshot: PerformanceSnapshot,
         option: Option,
         grid: OptionGrid | None,
-        progress: Progress,
+        rates: Floats,
+        waited: Ints,
         beside: Beside,
     ) -> CycleChoice:
         """Choose which requests take part in one cycle, and their trees.
@@ -73,15 +76,16 @@ class TreePlanner:
             snapshot: measured times and outcomes.
             option: the option that was decided on for many cycles.
             grid: grid of its chain, or, if it is the target alone, of the best other chain.
-            progress: progress of the decoding requests.
+            rates: [B] tokens per millisecond that the requests need, see `needed_rates`.
+            waited: [B] cycles in a row that each has sat out.
             beside: the other work of the cycle.
         """
-        everyone = np.ones(len(progress.rows), dtype=np.bool_)
+        everyone = np.ones(len(rates), dtype=np.bool_)
         kept = None if len(option.chain) == 1 else option
-        if grid is None or not self.selection.plans_cycles or not (progress.rates > 0.0).any():
+        if grid is None or not self.selection.plans_cycles or not (rates > 0.0).any():
             shaped = kept and self._shaped(snapshot, kept, len(everyone) + beside.others)
             return CycleChoice(everyone, shaped)
-        return choose_cycle(snapshot, grid, progress.rates, progress.waited, beside)
+        return choose_cycle(snapshot, grid, rates, waited, beside)
 
     def _shaped(self, snapshot: PerformanceSnapshot, option: Option, requests: int) -> Option:
         if not self.selection.reshapes:
@@ -92,9 +96,9 @@ class TreePlanner:
         shape = DraftShape(found.depth, width, option.shape.nodes)
         return replace(option, shape=shape, plain_ms=0.0)
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         """Return the function that picks the nodes of this cycle; see `NodeSelection.selector`."""
-        return self.selection.selector(progress, cost, budget_nodes)
+        return self.selection.selector(requests, cost, budget_nodes)
 
 
 def cycle_cost(

@@ -41,7 +41,7 @@ class Eager(First):
     default_depth = 6
 
     def depths(self, view: EngineView) -> Mapping[int, RequestDepth]:
-        cycles = {one.id: view.standing.memories.get(one.id, 0) + 1 for one in view.running}
+        cycles = {one: view.standing.memories.get(one, 0) + 1 for one in view.running.id.tolist()}
         return {each: RequestDepth(levels=n, together=2, memory=n) for each, n in cycles.items()}
 
 

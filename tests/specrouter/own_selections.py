@@ -2,15 +2,16 @@
 
 from specrouter.cycle import DraftShape, TreeSelector
 from specrouter.profile.time_curve import ForwardTimes
-from specrouter.slo.node_selection import GOODPUT, NodeSelection, Progress, Whole
+from specrouter.slo.node_selection import GOODPUT, NodeSelection, Whole
 from specrouter.slo.tree_selection import CycleCost
+from specrouter.view import RequestTable
 
 
 class Unplanned(NodeSelection):
     """Picks as `goodput` does, from the drafts that the chain policy decided on."""
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
-        return GOODPUT.selector(progress, cost, budget_nodes)
+    def selector(self, requests: RequestTable, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return GOODPUT.selector(requests, cost, budget_nodes)
 
 
 class Formed(Whole):

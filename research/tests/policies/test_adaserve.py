@@ -34,11 +34,11 @@ from tests.specrouter.slo.test_tree_planner import (
     DRAFTS,
     FREE,
     KNOWN,
-    NAN,
+    asking,
     grid,
+    needing,
     paths,
     picked,
-    progress,
     same,
 )
 
@@ -114,7 +114,7 @@ def test_shapes_are_equations_8_and_9() -> None:
     def shape(requests: int, **settings: Any) -> tuple[int, int]:
         selection = AdaServe(max_depth=12, max_width=5, **settings)
         choice = planner(selection, 60).choose(
-            KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside(0)
+            KNOWN, CHOSEN, grid(), *needing(*[0.0] * requests), Beside(0)
         )
         found = choice.option
         assert found is not None
@@ -123,7 +123,7 @@ def test_shapes_are_equations_8_and_9() -> None:
         return found.shape.depth, found.shape.width
 
     beside = planner(AdaServe(max_depth=12), 60).choose(
-        KNOWN, CHOSEN, grid(), progress([0.0] * 6), Beside(0, 14)
+        KNOWN, CHOSEN, grid(), *needing(*[0.0] * 6), Beside(0, 14)
     )
     assert beside.option is not None
     assert beside.option.shape.depth == 60 // 20 - 1  # the budget is for all who decode
@@ -137,8 +137,8 @@ def test_shapes_are_equations_8_and_9() -> None:
 
 def test_shapes_do_not_look_at_prompts_and_objectives() -> None:
     trees = planner(ADASERVE, 60)
-    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), Beside(0))
-    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), Beside(300))
+    quiet = trees.choose(KNOWN, CHOSEN, grid(), *needing(*[0.0] * 4), Beside(0))
+    busy = trees.choose(KNOWN, CHOSEN, grid(), *needing(0.1, np.inf, 0.0, 0.0), Beside(300))
     assert same(busy, quiet)
 
 
@@ -146,7 +146,7 @@ def test_without_a_configured_budget_shapes_follow_the_targets_curve() -> None:
     """KNOWN's pass takes 50 ms for a token and 1 ms more for each further one."""
     free = planner(AdaServe(max_depth=12, max_width=5))
     for requests in (6, 20):
-        found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside()).option
+        found = free.choose(KNOWN, CHOSEN, grid(), *needing(*[0.0] * requests), Beside()).option
         assert found is not None
         budget = requests + 49 + requests  # twice the time of `requests` tokens
         assert found.shape.depth == min(12, budget // requests - 1)
@@ -160,8 +160,8 @@ def test_only_specinfers_trees_have_a_form() -> None:
 
 @pytest.mark.parametrize("selection", [AS_DECIDED, EqualGreedy(reshapes=False), SPECINFER])
 def test_drafts_that_are_not_reshaped_stay_as_they_were_decided(selection: NodeSelection) -> None:
-    at = progress([0.03, np.inf, 0.0, 0.0])
-    choice = planner(selection).choose(KNOWN, CHOSEN, grid(), at, Beside(300))
+    at = needing(0.03, np.inf, 0.0, 0.0)
+    choice = planner(selection).choose(KNOWN, CHOSEN, grid(), *at, Beside(300))
     assert choice.option is CHOSEN
     assert choice.active.all()
 
@@ -186,14 +186,14 @@ def test_a_budget_is_shared_equally_with_what_is_given(budget: int, aside: int) 
 )
 @pytest.mark.parametrize("aside", [0, 2, 30])
 def test_adaserve_is_algorithm_2_with_its_attributes(settings: dict[str, Any], aside: int) -> None:
-    tpot_ms, budget = [NAN, 20.0, 24.0], 9
+    tpot_ms, budget = [None, 20.0, 24.0], 9
     trees = AdaServe(**settings)
-    at = progress([0.0] * 3, tpot_ms=tpot_ms)
+    at = asking(tpot_ms)
     found = picked(trees, DRAFTS, at, budget, aside)
     needs = needed_tokens(
         np.full(3, 100.0),
         np.full(3, 4),
-        np.array(tpot_ms),
+        np.array(tpot_ms, dtype=np.float64),
         float(COST.ms[budget]),
         trees.latency_margin,
     )
@@ -211,14 +211,14 @@ def test_adaserve_is_algorithm_2_with_its_attributes(settings: dict[str, Any], a
 
 
 def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
-    late = progress([0.0] * 3, tpot_ms=[NAN, 20.0, NAN])
+    late = asking([None, 20.0, None])
     slo = picked(ADASERVE, DRAFTS, late, budget=3).sum(axis=1)
     greedy = picked(GLOBAL_GREEDY, DRAFTS, late, budget=3).sum(axis=1)
     assert slo[1] > greedy[1] == 0
 
 
 def test_the_selector_knows_requests_by_their_rows() -> None:
-    at = progress([0.0] * 4, rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
+    at = asking([None, 20.0, None, None], rows=[2, 3, 7, 9])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))
     selector = ADASERVE.selector(at, dear, 1)

@@ -20,11 +20,11 @@ from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.cycle import DraftShape
 from specrouter.routing.chain_policy import RequestDepth
-from specrouter.view import EngineView, RequestView, Standing
+from specrouter.view import EngineView, Standing
 from tests.specrouter.config.test_config import POOL
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, snapshot
 from tests.specrouter.routing.test_scheduler import choose, scheduler
-from tests.specrouter.views import engine_view, request_view
+from tests.specrouter.views import Entry, engine_view, request_view
 
 PRINTED, FIXED = SpecuStream(), SpecuStream("acceptances")
 AIM = 400.0  # tokens/s, from which on the throughput deepens nothing
@@ -88,12 +88,12 @@ def test_the_fixed_form_goes_by_the_mean_rate(rates: list[float]) -> None:
     assert depths(PRINTED, swings)[-1] > depths(PRINTED, stable)[-1]
 
 
-def view(requests: list[RequestView], flows: dict[int, Flow], free_rows: int) -> EngineView:
+def view(requests: list[Entry], flows: dict[int, Flow], free_rows: int) -> EngineView:
     standing = Standing(memories=flows)
-    return engine_view(running=tuple(requests), free_rows=free_rows, standing=standing)
+    return engine_view(requests, free_rows=free_rows, standing=standing)
 
 
-def running(number: int, **others: Any) -> RequestView:
+def running(number: int, **others: Any) -> Entry:
     return request_view(number, row=number, **others)
 
 

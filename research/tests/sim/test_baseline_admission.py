@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.sim.baseline_admission import decode_first, prefill_first
-from specrouter.view import RequestView
 from tests.specrouter.slo.test_admission import request as usual_request
 from tests.specrouter.slo.test_admission import view
+from tests.specrouter.views import Entry
 
 lengths = st.lists(st.integers(0, 60), max_size=8)
 
 
-def request(number: int, left: int = 0, **others: Any) -> RequestView:
+def request(number: int, left: int = 0, **others: Any) -> Entry:
     return usual_request(number, number, left, kv_tokens=left + 21, **others)
 
 
-def decoding(count: int) -> list[RequestView]:
+def decoding(count: int) -> list[Entry]:
     return [request(100 + at, row=at) for at in range(count)]
 
 

@@ -17,6 +17,7 @@ from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
 from specrouter.view import EngineView
 from tests.load_requests import load_request
+from tests.specrouter.views import by_row, entries_of
 
 LLAMA, QWEN, OPT = "adaserve-llama70b", "adaserve-qwen32b", "slos-serve-opt-6.7b"
 Seen = tuple[EngineView, Admission, EngineView, Plan | None]
@@ -76,7 +77,7 @@ def test_vllm_spec_always_drafts_as_many_tokens(depth: int) -> None:
     cycles, _ = run(f"vllm-spec-{depth}", load(12))
     for _, admission, view, plan in cycles:
         if not admission.chunks:
-            able = [one for one in view.running if one.remaining > 1]
+            able = (view.running.remaining > 1).any()
             assert {(d, w) for _, d, w in drafting(plan)} <= {(depth, 1)}
             assert bool(able) == bool(drafting(plan)), "whatever it costs"
 
@@ -90,7 +91,7 @@ def test_sarathi_keeps_its_batches_within_what_was_chosen() -> None:
     sizes = set()
     for _, admission, view, plan in run("sarathi", load(30), batch_tokens=96)[0]:
         assert plan is not None
-        decoding = sum(not one.prompt_left for one in view.running)
+        decoding = int((view.running.unread == 0).sum())
         sizes.add(decoding + sum(admission.chunks.values()))
         assert not admission.paused
     assert max(sizes) == 96
@@ -115,7 +116,7 @@ def test_adaserve_has_the_published_shapes_and_budget(
     for _, admission, view, plan in cycles:
         assert plan is not None
         chunks = sum(admission.chunks.values())
-        deciding = sum(not one.prompt_left for one in view.running)
+        deciding = int((view.running.unread == 0).sum())
         for _, depth, width in drafting(plan):
             # Those who have not read their prompts do not count as active yet.
             wanted = min(max(budget // deciding - 1, least), most)
@@ -166,7 +167,7 @@ def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: 
     for _, admission, view, plan in cycles:
         for group in plan.groups if plan is not None else ():
             for row in group.rows.tolist():
-                cap = admission.depths.get(view.by_row[row].id, 9)
+                cap = admission.depths.get(by_row(view)[row].id, 9)
                 assert len(group.chain) == 1 or group.shape.depth <= cap
 
 
@@ -198,16 +199,14 @@ def test_tpot_is_judged_over_runs_of_ten_tokens() -> None:
 
 def test_views_tell_how_long_a_run_has_taken() -> None:
     asked = load_request(token_ids=(0,) * 10, new_tokens=25, objective_ms=45.0, judges_runs=True)
-    views = [before.running[0] for before, *_ in run("vllm", [asked])[0] if before.running]
+    views = [one for before, *_ in run("vllm", [asked])[0] for one in entries_of(before.running)]
     for one in views:
         assert one.run_ms == pytest.approx(30.0 * (one.decoded % 10), abs=1.0)
     usual = load_request(token_ids=(0,) * 10, new_tokens=25, objective_ms=45.0)
-    assert all(
-        one.run_ms is None for before, *_ in run("vllm", [usual])[0] for one in before.running
-    )
+    assert all(np.isnan(before.running.run_ms).all() for before, *_ in run("vllm", [usual])[0])
 
 
 def test_who_has_a_row_and_no_token_awaits_its_first() -> None:
     asked = load_request(token_ids=(0,) * 1200, new_tokens=5, objective_ms=45.0)
-    seen = [view.running[0] for before, _, view, _ in run("sarathi", [asked])[0]]
-    assert [one.awaits_first for one in seen] == [True] * 3 + [False] * 4
+    seen = [view.running.awaits_first[0] for _, _, view, _ in run("sarathi", [asked])[0]]
+    assert seen == [True] * 3 + [False] * 4

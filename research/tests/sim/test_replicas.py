@@ -92,7 +92,7 @@ def test_the_first_from_its_turn_on_that_can_takes_a_request_or_else_the_first_a
 ) -> None:
     class Replica(SimulatedService):
         def admits(self, view: EngineView, name: int) -> bool:
-            assert [one.id for one in view.waiting] == [name]
+            assert view.waiting.id.tolist() == [name]
             return can[service._replicas.index(self)]
 
     def made() -> SimulatedService:

@@ -23,6 +23,7 @@ from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission, fcfs
 from specrouter.view import EngineView
 from tests.load_requests import load_request
+from tests.specrouter.views import by_row, entries_of
 
 # A cycle's view, admission, the view with those who came, and the plan.
 Seen = tuple[EngineView, Admission, EngineView, Plan | None]
@@ -145,8 +146,8 @@ def test_a_view_that_was_recorded_is_planned_the_same_again(policy: str) -> None
         assert (found.budget_nodes, found.records) == (plan.budget_nodes, plan.records)
         assert found.standing.waited == plan.standing.waited
         if plan.selector is not None and found.selector is not None:
-            able = [one for one in view.by_row.values() if one.id not in admission.paused]
-            decoding = np.array([one.row for one in able if not one.prompt_left])
+            running = view.running.by_row()
+            decoding = running.row[~running.among(admission.paused) & (running.unread == 0)]
             drafts = SimulatedText(0.6).draw(len(decoding), (2, 2), np.random.default_rng(0))
             asked = decoding, drafts.candidates, 0
             np.testing.assert_array_equal(found.selector(*asked), plan.selector(*asked))
@@ -168,18 +169,18 @@ def test_admission_is_decided_by_the_engine_s_policy_and_done_as_it_says() -> No
     assert any(admission.waits_for_memory for _, admission, *_ in cycles)
     for before, admission, view, plan in cycles:
         assert admission == policy(before)
-        came = [one.id for one in view.running[len(before.running) :]]
-        assert came == list(admission.admitted)
+        came = view.running.id[len(before.running) :]
+        assert came.tolist() == list(admission.admitted)
         assert plan is not None
         read = dict(zip(plan.prefill_rows.tolist(), plan.prefill_counts.tolist(), strict=True))
         for row, count in read.items():
-            assert admission.chunks[view.by_row[row].id] == count
+            assert admission.chunks[by_row(view)[row].id] == count
 
 
 def test_memory_binds() -> None:
     load = [request(0.0, 10, 20, seed=at) for at in range(6)]
     cycles = recorded("target-only", load, kv_tokens=70)
-    running = [[one.kv_tokens for one in view.running] for _, _, view, _ in cycles]
+    running = [view.running.kv_tokens.tolist() for _, _, view, _ in cycles]
     assert max(map(len, running)) == 2, "the third of 30 tokens does not fit, though rows are free"
     assert all(sum(each) <= 70 for each in running)
     assert all(view.kv_free_tokens == 70 - 30 * len(view.running) for view, *_ in cycles)
@@ -270,13 +271,14 @@ def test_a_policy_may_take_rows_back_and_texts_go_on_where_they_were() -> None:
 
     def urgent_first(view: EngineView) -> Admission:
         """Takes the row of the first request for the third, once."""
-        late = [one for one in view.waiting if one.tpot_ms is not None]
-        victims = [one for one in view.running if one.tpot_ms is None and one.decoded >= 5]
-        if given_up or not late or not victims:
+        running = view.running
+        late = view.waiting.take(~np.isnan(view.waiting.tpot_ms))
+        victims = running.id[np.isnan(running.tpot_ms) & (running.decoded >= 5)].tolist()
+        if given_up or not len(late) or not victims:
             return usual(view)
-        given_up.append(victims[0].id)
-        found = usual(replace(view.without([victims[0].id]), free_rows=1, waiting=tuple(late)))
-        return replace(found, preempted=(victims[0].id,))
+        given_up.append(victims[0])
+        found = usual(replace(view.without(victims[:1]), free_rows=1, waiting=late))
+        return replace(found, preempted=(victims[0],))
 
     load = [request(0.0, 8, 60), request(0.0, 8, 60, seed=1), request(0.3, 8, 10, 30.0, seed=2)]
     simulated = service(rows=2, admission=urgent_first)
@@ -306,7 +308,7 @@ def test_a_policy_may_limit_what_is_drafted_for_a_request() -> None:
     for _, _, view, plan in cycles:
         for group in plan.groups if plan is not None else ():
             for row in group.rows.tolist():
-                depths[view.by_row[row].id].add(group.shape.depth * (len(group.chain) > 1))
+                depths[by_row(view)[row].id].add(group.shape.depth * (len(group.chain) > 1))
     assert depths == {0: {0, 1}, 1: {0}, 2: {0, 4}}  # first tokens come without drafts
 
 
@@ -318,7 +320,7 @@ def test_a_policy_may_pause_requests_and_decline_their_objectives() -> None:
         seen.append(view)
         found = usual(view)
         late = view.cycle < 30
-        paused = frozenset(one.id for one in view.running if one.id == 0 and late)
+        paused = frozenset(one for one in view.running.id.tolist() if one == 0 and late)
         declined = (1,) if view.cycle == 1 else ()
         return replace(found, paused=paused, declined=declined)
 
@@ -329,7 +331,7 @@ def test_a_policy_may_pause_requests_and_decline_their_objectives() -> None:
     assert [first.answer.tokens, second.answer.tokens] == [10, 60]
     assert first.is_attained is False
     assert (first.answer.tpot_ms or 0.0) > 2 * (second.answer.tpot_ms or 0.0)
-    assert [one.declined for one in seen[1].running] == [False, True]
+    assert seen[1].running.declined.tolist() == [False, True]
 
 
 def test_the_first_token_is_judged() -> None:
@@ -350,7 +352,9 @@ def test_stages_are_judged_each_by_its_own_objective() -> None:
 
 def test_what_a_policy_is_told_of_a_request_is_of_its_stage() -> None:
     load = [replace(request(0.0, 8, 10), stages=(Stage(50.0, 5), Stage(30.0)))]
-    views = [before.running[0] for before, *_ in recorded("target-only", load) if before.running]
+    views = [
+        one for before, *_ in recorded("target-only", load) for one in entries_of(before.running)
+    ]
     assert [(one.tpot_ms, one.decoded) for one in views] == [
         *((50.0, count) for count in range(4)),
         *((30.0, count) for count in range(5)),

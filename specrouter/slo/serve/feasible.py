@@ -5,9 +5,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admit
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView, RequestTable
 
 # Requests per cycle that get this answer: it takes tens of milliseconds, during which no token is
 # generated.
@@ -15,8 +17,8 @@ MOST_TOLD = 1
 _PATIENT_MS = 1e6
 
 
-def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> Feasible:
-    """Return the objective with which the policy would admit a request that came now and alone.
+def earliest_feasible(policy: Admit, view: EngineView, request: RequestTable) -> Feasible:
+    """Return the objective with which the policy would admit this request, if it came now, alone.
 
     TPOT is its own or the least feasible one, and TTFT the least beside that; to 5%.
     """
@@ -24,17 +26,19 @@ def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> 
     def admits(ttft_ms: float, tpot_ms: float | None) -> bool:
         asked = replace(
             request,
-            arrived_s=view.now_s,
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot_ms,
-            e2e_ms=None,
-            stages=(),
-            declined=False,
+            arrived_s=np.array([view.now_s]),
+            ttft_ms=np.array([ttft_ms]),
+            tpot_ms=np.array([tpot_ms], dtype=np.float64),
+            tightest_ms=np.array([tpot_ms], dtype=np.float64),
+            e2e_ms=np.array([np.nan]),
+            has_stages=np.array([False]),
+            declined=np.array([False]),
         )
-        decided = policy(replace(view, waiting=(asked,)))
-        return asked.id in decided.promised
+        decided = policy(replace(view, waiting=asked))
+        return int(request.id[0]) in decided.promised
 
-    tpot_ms = min((stage.tpot_ms for stage in request.stages), default=request.tpot_ms)
+    asked_ms = float(request.tightest_ms[0])
+    tpot_ms = None if math.isnan(asked_ms) else asked_ms
     if tpot_ms is not None and not admits(_PATIENT_MS, tpot_ms):
         tpot_ms = _least(lambda ms: admits(_PATIENT_MS, ms))
         if tpot_ms is None:

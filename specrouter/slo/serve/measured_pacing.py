@@ -121,11 +121,8 @@ def _load(view: EngineView) -> tuple[int, int, bool]:
     The number is rounded up to a power of 2; the mode is that of most. Other requests are not
     counted: they sit out if there is no room.
     """
-    paced = [
-        one
-        for one in view.running
-        if not one.prompt_left and has_objective(one) and not one.declined
-    ]
+    running = view.running
+    paced = running.take((running.unread == 0) & has_objective(running) & ~running.declined)
     count = max(1, len(paced))
-    quanta = max(1, round(sum(one.slots for one in paced) / count / CONTEXT_STEP))
-    return load_of(count), quanta * CONTEXT_STEP, 2 * sum(one.sampled for one in paced) >= count
+    quanta = max(1, round(int(paced.slots.sum()) / count / CONTEXT_STEP))
+    return load_of(count), quanta * CONTEXT_STEP, 2 * int(paced.sampled.sum()) >= count

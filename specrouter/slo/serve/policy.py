@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.amortized import Amortized
@@ -20,7 +22,7 @@ from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.requests import Sorted, has_objective, is_old, sorted_requests
 from specrouter.slo.serve.reservation import with_prompts
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView, RequestTable
 
 PacingOf = Callable[[EngineView], Pacing]
 
@@ -48,7 +50,7 @@ def by_objectives(
     least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))
 
     def policy(view: EngineView) -> Admission:
-        if not any(map(has_objective, (*view.running, *view.waiting))):
+        if not (has_objective(view.running).any() or has_objective(view.waiting).any()):
             return without_objectives(view)
         pacing = pacing_of(view)
         decision = _Decision(
@@ -56,7 +58,7 @@ def by_objectives(
         )
         ours = decision.admission()
         # The prediction does not cover TPOT by runs of ten tokens, which only simulations judge.
-        if not never_behind or any(one.run_ms is not None for one in view.running):
+        if not never_behind or not np.isnan(view.running.run_ms).all():
             return ours
         assert isinstance(pacing, Amortized), "strict pacing is as it was published"
         return decision.or_as_they_came(pacing, ours, without_objectives)
@@ -76,7 +78,7 @@ class _Decision:
     preempted: list[int] = field(default_factory=list)
     waits_for_memory: bool = False
     asked: Sorted = field(init=False)
-    promoted: RequestView | None = None
+    promoted: RequestTable | None = None  # a single request
     fixed: dict[int, int] = field(default_factory=dict)  # tokens of the promoted request, by id
     load: Load = field(init=False)  # with the admitted prompts
 
@@ -86,10 +88,10 @@ class _Decision:
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         self.promoted = self._promoted()
-        one = self.promoted
-        has_row = not one or one.row is not None or self._admit(one.id, one.kv_tokens)
-        if one and has_row:
-            pacing = self._beside(one)
+        one, has_row = self.promoted, True
+        if one is not None:
+            has_row = one.row[0] >= 0 or self._admit(int(one.id[0]), int(one.kv_tokens[0]))
+            pacing = self._beside(one) if has_row else pacing
         choice = self._choose(pacing, is_open=has_row)
         if self.fixed and not choice.in_time:  # the promoted request waits for room
             pacing, self.fixed = self.pacing, {}
@@ -102,10 +104,11 @@ class _Decision:
         load = self.load = self.asked.load.without_neediest(choice.given_up).joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort()
-        beside = (*self.asked.best_effort, *self.asked.waiting)
+        kept = self.promoted.id if self.promoted is not None else ()
+        beside = np.setdiff1d(self.asked.beside.id, kept)
         return replace(
             self._written(load, batch),
-            ranks={each.id: 1.0 for each in beside if each is not self.promoted},
+            ranks=dict.fromkeys(beside.tolist(), 1.0),
             promised=frozenset(prompt.id for prompt in came),
             held_back=len(self.asked.held_back),
             lost=self.asked.lost,
@@ -120,29 +123,31 @@ class _Decision:
         cases. But `fcfs` tries requests that were declined for a TPOT that is too tight for any
         promise.
         """
+        view, asked = self.view, self.asked
         declined = set(ours.declined)
-        staying = [one for one in self.view.waiting if not (one.rejects and one.id in declined)]
-        tried = self.asked.too_tight.intersection(one.id for one in staying)
-        theirs = fcfs(replace(self.view, waiting=tuple(staying)))
+        staying = view.waiting.take(~(view.waiting.rejects & view.waiting.among(declined)))
+        tried = asked.too_tight.intersection(staying.id.tolist())
+        theirs = fcfs(replace(view, waiting=staying))
         admitted = set(theirs.admitted)
         as_fcfs = replace(
             theirs,
             declined=tuple(one for one in ours.declined if one not in tried),
-            held_back=len(self.asked.held_back & (declined - tried | admitted)),
+            held_back=len(asked.held_back & (declined - tried | admitted)),
             lost=ours.lost,
         )
         if _does(ours) == _does(theirs):
             return replace(as_fcfs, promised=ours.promised)
-        new = [one for one in self.asked.new if one.id in admitted]
-        load = self.asked.load.joined(new)
+        new = [one for one in asked.new if one.id in admitted]
+        load = asked.load.joined(new)
         prompts = {one.id: one for one in load.prompts}
-        order = [one.id for one in self.view.running] + list(theirs.admitted)
-        unpaced = (*self.asked.best_effort, *self.asked.waiting)
-        others = [one for one in unpaced if one.row is not None or one.id in admitted]
+        order = view.running.id.tolist() + list(theirs.admitted)
+        unpaced = asked.beside
+        others = unpaced.take((unpaced.row >= 0) | unpaced.among(admitted))
         rest = {
-            one.id: Prompt(id=one.id, deadline_ms=math.inf, tokens=one.prompt_left + 1,
-                           tpot_ms=math.inf, is_soft=True)
-            for one in others if one.prompt_left
+            name: Prompt(id=name, deadline_ms=math.inf, tokens=unread + 1,
+                         tpot_ms=math.inf, is_soft=True)
+            for name, unread in zip(others.id.tolist(), others.unread.tolist(), strict=True)
+            if unread
         }  # fmt: skip
         in_order = [each for name in order if (each := prompts.get(name) or rest.get(name))]
         load = replace(load, others=len(others))
@@ -167,44 +172,52 @@ class _Decision:
 
     # Admission of requests
 
-    def _promoted(self) -> RequestView | None:
+    def _promoted(self) -> RequestTable | None:
         """Return the oldest best-effort request, if it has waited too long."""
-        together = (*self.asked.best_effort, *self.asked.waiting)
-        oldest = min(together, key=lambda each: each.arrived_s, default=None)
-        return oldest if oldest and is_old(oldest, self.view, self.patience_ms) else None
+        together = self.asked.beside
+        if not len(together):
+            return None
+        oldest = together.take(together.arrived_s.argmin(axis=0, keepdims=True))
+        return oldest if is_old(oldest, self.view, self.patience_ms)[0] else None
 
-    def _beside(self, promoted: RequestView) -> Pacing:
+    def _beside(self, promoted: RequestTable) -> Pacing:
         """Return the pacing beside the promoted request's tokens, which become `fixed`."""
         load = self.asked.load
         tightest = min(load.tightest_ms, *(each.tpot_ms for each in load.prompts), math.inf)
         batch_ms = tightest if math.isfinite(tightest) else self.pacing.times.ms(256)
         part = max(self.least_chunk, self.pacing.times.tokens_within(batch_ms) // _SHARE)
-        tokens = min(promoted.prompt_left + 1, part) if promoted.prompt_left else 1
-        self.fixed = {promoted.id: tokens}
+        unread = int(promoted.unread[0])
+        tokens = min(unread + 1, part) if unread else 1
+        self.fixed = {int(promoted.id[0]): tokens}
         return self.pacing.beside(tokens)
 
     def _choose(self, pacing: Pacing, is_open: bool) -> Choice:
         free = self._victims()
-        held = sum(each.kv_tokens for each in free)
+        held = int(free.kv_tokens.sum())
         tokens = None if math.isinf(self.memory) else int(self.memory) + held
         memory = Memory(self.rows + len(free), tokens)
         return pacing.choose(self.asked.load, self.asked.new if is_open else (), memory)
 
-    def _victims(self) -> list[RequestView]:
+    def _victims(self) -> RequestTable:
         """Return the requests that may be preempted, the youngest last."""
-        kept = set(self.preempted) | {self.promoted.id if self.promoted else None}
-        return [each for each in self.asked.best_effort if each.id not in kept]
+        kept = set(self.preempted)
+        if self.promoted is not None:
+            kept.add(int(self.promoted.id[0]))
+        return self.asked.best_effort.take(~self.asked.best_effort.among(kept))
 
     def _admit(self, name: int, tokens: int) -> bool:
         """Admit a request if possible; it may preempt best-effort requests, the youngest first."""
-        victims, taken = self._victims(), list[int]()
-        rows, memory = self.rows, self.memory
-        while rows < 1 or memory < tokens:
-            if not victims:
+        rows, memory, taken = self.rows, self.memory, list[int]()
+        if rows < 1 or memory < tokens:
+            victims = self._victims()
+            youngest = zip(victims.id[::-1].tolist(), victims.kv_tokens[::-1].tolist(), strict=True)
+            for victim, kv_tokens in youngest:
+                taken.append(victim)
+                rows, memory = rows + 1, memory + kv_tokens
+                if rows >= 1 and memory >= tokens:
+                    break
+            else:
                 return False
-            victim = victims.pop()
-            taken.append(victim.id)
-            rows, memory = rows + 1, memory + victim.kv_tokens
         self.preempted += taken
         self.rows, self.memory = rows - 1, memory - tokens
         self.admitted.append(name)
@@ -212,16 +225,19 @@ class _Decision:
 
     def _admit_best_effort(self) -> None:
         """Admit best-effort requests in their order, if no other was preempted in this cycle."""
-        for request in () if self.preempted else self.asked.waiting:
-            if request.id in self.admitted:
+        if self.preempted:
+            return
+        waiting = self.asked.waiting
+        for name, tokens in zip(waiting.id.tolist(), waiting.kv_tokens.tolist(), strict=True):
+            if name in self.admitted:
                 continue
             if self.rows < 1:
                 return
-            if request.kv_tokens > self.memory:
+            if tokens > self.memory:
                 self.waits_for_memory = True
                 return
-            self.rows, self.memory = self.rows - 1, self.memory - request.kv_tokens
-            self.admitted.append(request.id)
+            self.rows, self.memory = self.rows - 1, self.memory - tokens
+            self.admitted.append(name)
 
     # The batch
 
@@ -234,7 +250,8 @@ class _Decision:
                 lengths[name], room = 1, room - 1
         room = self._share(room, lengths, chunks)
         # Their prompts are read except for the last token: that one is decoded, or waits.
-        held = {one.id for one in self.view.running if one.awaits_first and not one.prompt_left}
+        running = self.view.running
+        held = set(running.id[running.awaits_first & (running.unread == 0)].tolist())
         lengths |= {name: chunks.pop(name) for name in held & chunks.keys()}
         admission = Admission(
             admitted=tuple(self.admitted),
@@ -265,27 +282,27 @@ class _Decision:
         if most is None:
             return frozenset()
         most = max(0, most - given_up)
-        decoding = {one.id for one in self.view.running if not one.prompt_left}
-        decoding -= set(self.preempted) | self.fixed.keys()
-        return frozenset([one.id for one in self.asked.best_effort if one.id in decoding][most:])
+        others = self.asked.best_effort
+        decoding = (others.unread == 0) & ~others.among({*self.preempted, *self.fixed})
+        return frozenset(others.id[decoding][most:].tolist())
 
     def _share(self, room: int, lengths: dict[int, int], chunks: dict[int, int]) -> int:
         """Give the room to best-effort requests, promoted ones first, and return the rest.
 
         Each decoding request gets a token, then prompts get theirs.
         """
-        came = [each for each in self.asked.waiting if each.id in self.admitted]
-        running = [each for each in self.asked.best_effort if each.id not in self.preempted]
-        together, fixed = (*running, *came), self.fixed
-        for request in together:
-            if not request.prompt_left:
-                lengths[request.id] = fixed.get(request.id, min(1, room))
-                room -= 0 if request.id in fixed else lengths[request.id]
-        for request in sorted(together, key=lambda each: each.id not in fixed):
-            if request.prompt_left:
-                own = fixed.get(request.id, 0)
-                more = min(room, request.prompt_left + 1 - own)
-                chunks[request.id], room = own + more, room - more
+        asked, fixed = self.asked, self.fixed
+        running = asked.best_effort.take(~asked.best_effort.among(self.preempted))
+        together = running.joined(asked.waiting.take(asked.waiting.among(self.admitted)))
+        unread = dict(zip(together.id.tolist(), together.unread.tolist(), strict=True))
+        for name in [name for name, tokens in unread.items() if not tokens]:
+            lengths[name] = fixed.get(name, min(1, room))
+            room -= 0 if name in fixed else lengths[name]
+        for name in sorted(unread, key=lambda each: each not in fixed):
+            if unread[name]:
+                own = fixed.get(name, 0)
+                more = min(room, unread[name] + 1 - own)
+                chunks[name], room = own + more, room - more
         return room
 
 

@@ -9,18 +9,19 @@ judged by such runs, else those of its output or stage. Pure.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from specrouter.request.pace import RUN_TOKENS
-from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
+from specrouter.slo.serve.load import EPS_MS, Bools, Floats, Load, Prompt, by_deadline
 from specrouter.slo.serve.pacing import Pacing
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView, RequestTable
 
 _PATIENT = 2.0  # times the implied TTFT: after that, a first token comes before others' pace
 PATIENCE_MS = 10_000.0  # for the first token, without a stated or implied TTFT
+_DECADES_MS = 1e12
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,25 +41,28 @@ class Sorted:
 
     load: Load
     new: tuple[Prompt, ...]
-    best_effort: tuple[RequestView, ...]
-    waiting: tuple[RequestView, ...]
+    best_effort: RequestTable
+    waiting: RequestTable
     beyond: tuple[int, ...]
     too_tight: frozenset[int]
     held_back: frozenset[int]
     lost: tuple[int, ...]
 
-
-# Of a decoding request: id, time until the next token is due, TPOT from now on, tokens left.
-_Pace = tuple[int, float, float, float]
-
-
-def has_objective(request: RequestView) -> bool:
-    asked = (request.tpot_ms, request.ttft_ms, request.e2e_ms)
-    return bool(request.stages) or any(each is not None for each in asked)
+    @cached_property
+    def beside(self) -> RequestTable:
+        """The best-effort requests, running ones first."""
+        return self.best_effort.joined(self.waiting)
 
 
-def is_old(request: RequestView, view: EngineView, patience_ms: float) -> bool:
-    return request.arrived_s <= view.now_s - patience_ms / 1000.0
+def has_objective(requests: RequestTable) -> Bools:
+    """Return the mask [R] of requests with an objective, attainable or not."""
+    has_latency = ~np.isnan(requests.tpot_ms) | requests.has_deadline
+    return requests.has_stages | has_latency
+
+
+def is_old(requests: RequestTable, view: EngineView, patience_ms: float) -> Bools:
+    """Return the mask [R] of requests that came at least `patience_ms` ago."""
+    return requests.arrived_s <= view.now_s - patience_ms / 1000.0
 
 
 def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.inf) -> Sorted:
@@ -67,212 +71,198 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
     A request that has waited for `patience_ms` is best effort as long as it waits, or, without a
     real deadline, reads its prompt.
     """
-    needs = _Needs(view, pacing)
-    load, best_effort, lost = _running(needs, view, patience_ms)
-    new, waiting, beyond, too_tight, held_back = [], [], [], set(), set()
-    for request in view.waiting:
-        prompt = needs.of_waiting(request)
-        if prompt is None:
-            is_beyond = not request.declined and needs.asks(request)
-        elif prompt.tpot_ms < pacing.promised_ms:  # even alone
-            is_beyond = True
-            too_tight.add(request.id)
-            if prompt.tpot_ms >= pacing.fastest_ms:
-                held_back.add(request.id)
-        elif is_old(request, view, patience_ms):
-            # Rejected without a deadline that could still come: never attainable so far.
-            is_beyond = request.rejects and not request.has_deadline
-        else:
-            new.append(prompt)
-            continue
-        if is_beyond:
-            beyond.append(request.id)
-        if not (is_beyond and request.rejects):
-            waiting.append(request)
+    load, best_effort, lost = _running(view, pacing, patience_ms)
+    waiting = view.waiting
+    needs = _Needs(waiting, view.now_s, pacing)
+    is_able = needs.has_targets & needs.begins_in_time
+    # It may have missed its pace before it was preempted.
+    is_able &= ~needs.is_paced | needs.keeps_pace
+    too_tight = is_able & (needs.tpot_ms < pacing.promised_ms)  # even alone
+    is_late = is_able & ~too_tight & is_old(waiting, view, patience_ms)
+    # Rejected without a deadline that could still come: never attainable so far.
+    beyond = too_tight | (is_late & waiting.rejects & ~waiting.has_deadline)
+    beyond |= ~is_able & ~waiting.declined & needs.asks
+    is_new = is_able & ~too_tight & ~is_late
+    stays = ~is_new & ~(beyond & waiting.rejects)
+    held_back = too_tight & (needs.tpot_ms >= pacing.fastest_ms)
     return Sorted(
         load=load,
-        new=tuple(new),
-        best_effort=_by_key(best_effort),
-        waiting=_by_key(waiting),
-        beyond=tuple(beyond),
-        too_tight=frozenset(too_tight),
-        held_back=frozenset(held_back),
-        lost=tuple(lost),
+        new=tuple(needs.prompts(is_new)),
+        best_effort=best_effort,
+        waiting=_by_key(waiting.take(stays)),
+        beyond=tuple(waiting.id[beyond].tolist()),
+        too_tight=frozenset(waiting.id[too_tight].tolist()),
+        held_back=frozenset(waiting.id[held_back].tolist()),
+        lost=lost,
     )
 
 
 def _running(
-    needs: "_Needs", view: EngineView, patience_ms: float
-) -> tuple[Load, list[RequestView], list[int]]:
+    view: EngineView, pacing: Pacing, patience_ms: float
+) -> tuple[Load, RequestTable, tuple[int, ...]]:
     """Return the load of running requests, the best-effort ones, and the ids of lost promises."""
-    prompts: list[Prompt] = []
-    decoding: list[_Pace] = []
-    best_effort, lost = [], []
-    for request in view.running:
-        need = needs.of_running(request)
-        if isinstance(need, tuple):
-            decoding.append(need)
-        elif need and (request.has_deadline or not is_old(request, view, patience_ms)):
-            prompts.append(need)
-        else:
-            best_effort.append(request)
-            if need is None and request.promised and needs.has_pace(request):
-                lost.append(request.id)
-    ids, due_ms, tpot_ms, left = np.array(decoding, dtype=np.float64).reshape(-1, 4).T
+    running = view.running
+    needs = _Needs(running, view.now_s, pacing)
+    is_reading = (running.unread > 0) | running.awaits_first
+    decodes = needs.has_targets & ~is_reading & needs.keeps_pace
+    able = needs.has_targets & is_reading & needs.begins_in_time
+    reads = able & (running.has_deadline | ~is_old(running, view, patience_ms))
+    # Without a TPOT, the first token was all that a request asked for.
+    has_pace = needs.has_targets & np.isfinite(needs.tpot_ms)
+    lost = ~decodes & ~able & running.promised & has_pace
     load = Load(
-        ids=tuple(ids.astype(int).tolist()),
-        due_ms=due_ms,
-        tpot_ms=tpot_ms,
-        left=left,
-        prompts=by_deadline(prompts),
+        ids=tuple(running.id[decodes].tolist()),
+        due_ms=needs.due_ms[decodes],
+        tpot_ms=needs.pace_ms[decodes],
+        left=needs.left[decodes],
+        prompts=by_deadline(needs.prompts(reads)),
     )
-    return load, best_effort, lost
+    rest = _by_key(running.take(~decodes & ~reads))
+    return load, rest, tuple(running.id[lost].tolist())
 
 
-def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
-    return tuple(sorted(requests, key=lambda each: each.priority_key))
+def _by_key(requests: RequestTable) -> RequestTable:
+    return requests.take(np.argsort(requests.priority_key, kind="stable"))
 
 
 class _Needs:
-    """The needs of a view's requests; None: no objective, or none that can be attained any more."""
+    """The needs of requests, a column [R] each.
 
-    def __init__(self, view: EngineView, pacing: Pacing) -> None:
-        self._view, self._times, self._fastest_ms = view, pacing.times, pacing.fastest_ms
+    Attributes:
+        asks: whether it has an objective for what is still to come.
+        has_targets: whether it has one that could be attained on some machine, and was not
+            declined. The other columns hold where it has.
+        tpot_ms: TPOT of the output, infinite without such an objective.
+        deadline_ms: time left until the first token is due.
+        begins_in_time: the prompt can be read until then.
+        is_soft, can_wait: see `Prompt`.
+        due_ms: time left until the next token is due; `pace_ms`: TPOT from now on; `left`: tokens
+            that these are judged by.
+        is_paced: it decoded before, and has a TPOT.
+        keeps_pace: it has one, and can keep it.
+    """
 
-    def of_running(self, request: RequestView) -> Prompt | _Pace | None:
-        targets = self._targets(request)
-        if targets is None:
-            return None
-        is_reading = request.prompt_left or request.awaits_first
-        return self._prompt(request, *targets) if is_reading else self._pace(request, targets[1])
+    def __init__(self, requests: RequestTable, now_s: float, pacing: Pacing) -> None:
+        self._requests, self._times = requests, pacing.times
+        self._waited_ms = 1000.0 * (now_s - requests.arrived_s)
+        most = requests.max_new_tokens.astype(np.float64)
+        self._is_length_known = ~np.isnan(requests.output_tokens)
+        self._output_tokens = np.where(self._is_length_known, requests.output_tokens, most)
+        self._has_begun = requests.decode_ms != 0.0
+        self._prompt_ms = np.array([self._times.ms(n + 1) for n in requests.unread.tolist()])
+        has_tpot = requests.has_stages | ~np.isnan(requests.tpot_ms)
+        has_latency = ~np.isnan(requests.e2e_ms) & self._is_length_known
+        self.asks = np.where(self._has_begun, has_tpot | has_latency, has_objective(requests))
+        with np.errstate(over="ignore", invalid="ignore"):  # objectives may be huge
+            ttft_ms = self._find_targets()
+            self._find_deadlines(ttft_ms)
+            self._find_paces(pacing.fastest_ms)
 
-    def of_waiting(self, request: RequestView) -> Prompt | None:
-        targets = self._targets(request)
-        if targets is None:
-            return None
-        has_pace = not request.decode_ms or math.isinf(targets[1])
-        has_pace = has_pace or self._pace(request, targets[1]) is not None
-        # It may have missed its pace before it was preempted.
-        return self._prompt(request, *targets) if has_pace else None
-
-    def has_pace(self, request: RequestView) -> bool:
-        """Return whether the request has a TPOT; without one, the first token was all it asked."""
-        targets = self._targets(request)
-        return targets is not None and math.isfinite(targets[1])
-
-    def asks(self, request: RequestView) -> bool:
-        """Return whether the request has an objective for what is still to come."""
-        if not request.decode_ms:
-            return has_objective(request)
-        latency = request.e2e_ms is not None and self._is_length_known(request)
-        return bool(request.stages) or request.tpot_ms is not None or latency
-
-    def _targets(self, request: RequestView) -> tuple[float, float] | None:
-        """Return TTFT from the arrival and TPOT of the output, infinite where there is none.
-
-        None: it has no objective, or none any more, or one that no machine could attain.
-        """
-        if request.declined or not self.asks(request):
-            return None
-        tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
-        tpot_ms, ttft_ms = min(tpots), request.ttft_ms or math.inf
-        if request.e2e_ms is not None:
-            shares = self._shares(request, request.e2e_ms)
-            if shares is None:
-                return None
-            ttft_ms, tpot_ms = min(ttft_ms, shares[0]), min(tpot_ms, shares[1])
-        if tpot_ms < EPS_MS:
-            return None
+    def _find_targets(self) -> Floats:
+        """Find the targets that any machine could attain. Return the TTFT from the arrival."""
+        requests = self._requests
+        ttft_ms, tpot_ms = _or_inf(requests.ttft_ms), _or_inf(requests.tightest_ms)
+        self.has_targets = self.asks & ~requests.declined
+        has_latency = ~np.isnan(requests.e2e_ms)
+        if has_latency.any():
+            # An end-to-end latency leaves shares for TTFT and TPOT.
+            first_ms, share_ms, is_possible = self._shares(requests.e2e_ms)
+            ttft_ms = np.where(has_latency, np.minimum(ttft_ms, first_ms), ttft_ms)
+            tpot_ms = np.where(has_latency, np.minimum(tpot_ms, share_ms), tpot_ms)
+            self.has_targets &= ~has_latency | is_possible
+        self.has_targets &= ~(tpot_ms < EPS_MS)
         # With larger values, sums and products would not be finite; a TPOT of decades is none.
-        tpot_ms = tpot_ms if tpot_ms < 1e12 else math.inf
-        has_deadline = math.isfinite(ttft_ms) and not request.decode_ms
-        return min(ttft_ms, 1e12) if has_deadline else math.inf, tpot_ms
+        self.tpot_ms = np.where(tpot_ms < _DECADES_MS, tpot_ms, np.inf)
+        has_deadline = np.isfinite(ttft_ms) & ~self._has_begun
+        return np.where(has_deadline, np.minimum(ttft_ms, _DECADES_MS), np.inf)
 
-    def _is_length_known(self, request: RequestView) -> bool:
-        return request.output_tokens is not None or request.tier in self._view.output_tokens
+    def _shares(self, e2e_ms: Floats) -> tuple[Floats, Floats, Bools]:
+        """Return TTFT and TPOT that an end-to-end latency leaves, and whether it leaves enough."""
+        requests, outputs = self._requests, self._output_tokens
+        # A TPOT counts from where `decoded` does: the start of the stage.
+        left = np.maximum(1.0, outputs - (requests.max_new_tokens - requests.remaining))
+        left_ms = np.maximum(0.0, e2e_ms - self._waited_ms)
+        decoding_ms = (left_ms + requests.decode_ms) / (requests.decoded + left)
+        token_ms = self._times.ms(1)
+        whole_ms = self._prompt_ms + np.maximum(1.0, outputs - 1.0) * token_ms
+        factor = (e2e_ms - self._waited_ms) / whole_ms
+        first_ms = self._waited_ms + factor * self._prompt_ms
+        begun, known = self._has_begun, self._is_length_known
+        ttft_ms = np.where(known, np.where(begun, np.inf, first_ms), e2e_ms)
+        tpot_ms = np.where(known, np.where(begun, decoding_ms, factor * token_ms), np.inf)
+        return ttft_ms, tpot_ms, ~known | begun | (factor >= 1.0)
 
-    def _output_tokens(self, request: RequestView) -> float:
-        """Return the length of the output, or an upper bound if it is not known."""
-        if request.output_tokens is not None:
-            return float(request.output_tokens)
-        most = float(request.max_new_tokens)
-        return min(most, self._view.output_tokens.get(request.tier, most))
+    def _find_deadlines(self, ttft_ms: Floats) -> None:
+        self.is_soft = np.isinf(ttft_ms)
+        self.deadline_ms = ttft_ms - self._waited_ms
+        self.begins_in_time = self.is_soft | ~(self.deadline_ms < self._prompt_ms - EPS_MS)
+        # An implied TTFT counts until the first token has come.
+        implied_ms = np.where(self._has_begun, np.nan, self._requests.implied_ttft_ms)
+        implied_ms = np.where(implied_ms > 0.0, implied_ms, np.nan)
+        patience_ms = np.where(np.isnan(implied_ms), PATIENCE_MS, implied_ms)
+        soft_ms = np.maximum(patience_ms - self._waited_ms, 2.0 * self._prompt_ms)
+        self.deadline_ms = np.where(self.is_soft, soft_ms, self.deadline_ms)
+        self.can_wait = self.is_soft & (self._waited_ms < _PATIENT * _or_inf(implied_ms))
 
-    def _shares(self, request: RequestView, e2e_ms: float) -> tuple[float, float] | None:
-        """Return TTFT and TPOT that an end-to-end latency leaves; None: not enough for either."""
-        if not self._is_length_known(request):
-            return e2e_ms, math.inf
-        waited_ms = self._waited_ms(request)
-        output_tokens = self._output_tokens(request)
-        if request.decode_ms:  # a TPOT counts from where `decoded` does: the start of the stage
-            left = max(1.0, output_tokens - (request.max_new_tokens - request.remaining))
-            left_ms = max(0.0, e2e_ms - waited_ms)
-            return math.inf, (left_ms + request.decode_ms) / (request.decoded + left)
-        outputs = max(1.0, output_tokens - 1.0)
-        prompt_ms, token_ms = self._times.ms(request.prompt_left + 1), self._times.ms(1)
-        factor = (e2e_ms - waited_ms) / (prompt_ms + outputs * token_ms)
-        return None if factor < 1.0 else (waited_ms + factor * prompt_ms, factor * token_ms)
-
-    def _waited_ms(self, request: RequestView) -> float:
-        return 1000.0 * (self._view.now_s - request.arrived_s)
-
-    def _prompt(self, request: RequestView, ttft_ms: float, tpot_ms: float) -> Prompt | None:
-        needs_ms, waited_ms = self._times.ms(request.prompt_left + 1), self._waited_ms(request)
-        deadline_ms, can_wait = ttft_ms - waited_ms, False
-        if math.isinf(ttft_ms):
-            # An implied TTFT counts until the first token has come.
-            implied_ms = None if request.decode_ms else request.implied_ttft_ms
-            deadline_ms = max((implied_ms or PATIENCE_MS) - waited_ms, 2.0 * needs_ms)
-            can_wait = waited_ms < _PATIENT * (implied_ms or math.inf)
-        elif deadline_ms < needs_ms - EPS_MS:
-            return None
-        return Prompt(
-            id=request.id,
-            deadline_ms=deadline_ms,
-            tokens=request.prompt_left + 1,
-            tpot_ms=tpot_ms,
-            kv_tokens=request.kv_tokens,
-            is_running=request.row is not None,
-            left=max(1.0, self._output_tokens(request) - 1.0),
-            is_soft=math.isinf(ttft_ms),
-            can_wait=can_wait,
-        )
-
-    def _left(self, request: RequestView) -> float:
-        """Return how many tokens are left of those that its TPOT is judged by, at least one."""
-        if request.run_ms is not None:
-            left = float(RUN_TOKENS - request.decoded % RUN_TOKENS)
-        elif request.stages and request.stages[0].until_tokens is not None:
-            left = float(request.stages[0].until_tokens - request.decoded)
-        elif request.stages:  # the last stage; `decoded` does not count those before
-            done = request.max_new_tokens - request.remaining
-            left = self._output_tokens(request) - done
-        else:
-            left = self._output_tokens(request) - request.decoded - 1.0
-        return max(1.0, min(left, float(request.remaining)))
-
-    def _pace(self, request: RequestView, tpot_ms: float) -> _Pace | None:
-        """Return the pace that a decoding request needs; None if it has none or cannot keep it.
+    def _find_paces(self, fastest_ms: float) -> None:
+        """Find the pace that a decoding request needs.
 
         Where TPOT is judged by runs of ten tokens, a run that fell behind should be on time at its
         end. Else it is the mean over the output, and time gained or lost so far is spread over the
         rest.
         """
-        if math.isinf(tpot_ms):
-            return None
-        left = self._left(request)
-        tightest_ms = tpot_ms
-        if request.stages:
-            tpot_ms = min(request.stages[0].tpot_ms, 1e12)
-        if request.run_ms is None:
-            pace_ms = tpot_ms + (request.decoded * tpot_ms - request.decode_ms) / left
-            due_ms = pace_ms = min(pace_ms, tightest_ms) if request.stages else pace_ms
-        else:
-            due_ms = (request.decoded % RUN_TOKENS + 1) * tpot_ms - request.run_ms
-            pace_ms = tightest_ms
-            if due_ms < self._fastest_ms:
-                due_ms = (due_ms + (left - 1) * tpot_ms) / left
-                pace_ms = min(due_ms, tightest_ms)
-        if due_ms < self._fastest_ms:
-            return None
-        return request.id, due_ms, pace_ms, left
+        requests, tightest_ms = self._requests, self.tpot_ms
+        has_pace = self.has_targets & np.isfinite(tightest_ms)
+        tpot_ms = np.where(
+            requests.has_stages, np.minimum(requests.tpot_ms, _DECADES_MS), tightest_ms
+        )
+        tpot_ms = np.where(has_pace, tpot_ms, 0.0)  # so that no product is infinite
+        left = self.left = self._left()
+        decoded, decode_ms = requests.decoded, requests.decode_ms
+        pace_ms = tpot_ms + (decoded * tpot_ms - decode_ms) / left
+        pace_ms = np.where(requests.has_stages, np.minimum(pace_ms, tightest_ms), pace_ms)
+        due_ms = pace_ms
+        by_runs = ~np.isnan(requests.run_ms)
+        if by_runs.any():
+            run_due_ms = (decoded % RUN_TOKENS + 1) * tpot_ms - requests.run_ms
+            is_behind = run_due_ms < fastest_ms
+            run_due_ms = np.where(is_behind, (run_due_ms + (left - 1) * tpot_ms) / left, run_due_ms)
+            run_pace_ms = np.where(is_behind, np.minimum(run_due_ms, tightest_ms), tightest_ms)
+            due_ms = np.where(by_runs, run_due_ms, due_ms)
+            pace_ms = np.where(by_runs, run_pace_ms, pace_ms)
+        self.due_ms, self.pace_ms = due_ms, pace_ms
+        self.is_paced = self._has_begun & has_pace
+        self.keeps_pace = has_pace & ~(due_ms < fastest_ms)
+
+    def _left(self) -> Floats:
+        """Return how many tokens are left of those that its TPOT is judged by, at least one."""
+        requests, outputs = self._requests, self._output_tokens
+        done = requests.max_new_tokens - requests.remaining
+        left = np.where(requests.has_stages, outputs - done, outputs - requests.decoded - 1.0)
+        until = requests.until_tokens
+        left = np.where(requests.has_stages & ~np.isnan(until), until - requests.decoded, left)
+        in_run = (RUN_TOKENS - requests.decoded % RUN_TOKENS).astype(np.float64)
+        left = np.where(np.isnan(requests.run_ms), left, in_run)
+        return np.maximum(1.0, np.minimum(left, requests.remaining.astype(np.float64)))
+
+    def prompts(self, which: Bools) -> list[Prompt]:
+        """Return the prompts of the requests of a mask, which have targets."""
+        requests = self._requests
+        return [
+            Prompt(
+                id=int(requests.id[place]),
+                deadline_ms=float(self.deadline_ms[place]),
+                tokens=int(requests.unread[place]) + 1,
+                tpot_ms=float(self.tpot_ms[place]),
+                kv_tokens=int(requests.kv_tokens[place]),
+                is_running=int(requests.row[place]) >= 0,
+                left=max(1.0, float(self._output_tokens[place]) - 1.0),
+                is_soft=bool(self.is_soft[place]),
+                can_wait=bool(self.can_wait[place]),
+            )
+            for place in np.flatnonzero(which).tolist()
+        ]
+
+
+def _or_inf(values: Floats) -> Floats:
+    return np.where(np.isnan(values), np.inf, values)

@@ -106,10 +106,10 @@ def test_another_policy_s_order_is_followed(
     usual = fcfs(bench.config.engine.prefill_chunk)
 
     def newest(view: EngineView) -> Admission:
-        every = (*view.running, *view.waiting)
-        waiting = [replace(each, priority_key=-each.arrived_s) for each in view.waiting]
-        ranks = {each.id: -each.arrived_s for each in every}
-        return replace(usual(replace(view, waiting=tuple(waiting))), ranks=ranks)
+        every = view.running.joined(view.waiting)
+        waiting = replace(view.waiting, priority_key=-view.waiting.arrived_s)
+        ranks = dict(zip(every.id.tolist(), (-every.arrived_s).tolist(), strict=True))
+        return replace(usual(replace(view, waiting=waiting)), ranks=ranks)
 
     bench.engine.policies.admits = newest
     with watched(bench) as gave_way:

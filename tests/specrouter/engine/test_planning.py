@@ -13,7 +13,7 @@ from specrouter.execution.fault_guard import FaultGuard
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
 from specrouter.view import Standing
-from tests.specrouter.views import engine_view, request_view
+from tests.specrouter.views import engine_view, request_view, table
 
 NOBODY = np.zeros(0, dtype=np.int64)
 PAIR = ("small", "big")
@@ -75,7 +75,7 @@ class Bench:
         """Of a cycle that runs by it."""
         self.number += 1
         assert self.admission(self.number) is not None
-        plan = self.planning.plan(self.number, (), {0: 0, 1: 0}, {})
+        plan = self.planning.plan(self.number, table([]), {0: 0, 1: 0}, {})
         self.planning.keep(self.number, plan)
         return plan
 
@@ -85,7 +85,7 @@ class Bench:
         plan = None
         with self.faults.part("planning"), self.planning.resting_after_failure(self.number):
             if self.admission(self.number) is not None:
-                plan = self.planning.plan(self.number, (), {0: 0, 1: 0}, {})
+                plan = self.planning.plan(self.number, table([]), {0: 0, 1: 0}, {})
                 self.planning.keep(self.number, plan)
         self.planning.judge(self.number, selection_failed)
         assert plan is None or plan.groups[0].chain == PAIR
@@ -161,7 +161,7 @@ def test_a_cycle_is_not_planned_by_the_view_of_an_earlier_one() -> None:
     bench = Bench()
     assert bench.admission(1) is not None
     with pytest.raises(AssertionError):
-        bench.planning.plan(2, (), {0: 0, 1: 0}, {})
+        bench.planning.plan(2, table([]), {0: 0, 1: 0}, {})
     assert bench.policy.asked == 0
 
 
@@ -180,8 +180,8 @@ def test_whoever_is_waited_for_reads_as_much_as_those_who_wait(
     chunks: dict[int, int], waits: dict[int, int], expected: dict[int, int]
 ) -> None:
     left = (256, 300, 400, 0)
-    rows = [request_view(10 + row, row=row, prompt_left=each) for row, each in enumerate(left)]
-    view = engine_view(running=tuple(rows))
+    rows = [request_view(10 + row, row=row, unread=each) for row, each in enumerate(left)]
+    view = engine_view(rows)
     assert without_waiting(Admission(chunks=chunks), view, waits).chunks == expected
 
 

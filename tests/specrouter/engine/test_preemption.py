@@ -28,6 +28,7 @@ from test_support.params import seeded_params
 from test_support.preemption import preempting_router
 from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench, changed
+from tests.specrouter.views import by_row, entries_of, table
 
 NEW = 20
 CHAIN = ("small", "middle", "target")
@@ -125,9 +126,11 @@ class Scripted:
 
     def __call__(self, view: EngineView) -> Admission:
         self.seen.append(view)
-        taken, self.takes = tuple(one.id for one in view.running[: self.takes]), 0
-        seen = replace(view.without(taken), waiting=() if self.holds else view.waiting)
-        asked = [one.id for one in view.waiting if one.ttft_ms and not one.declined]
+        taken, self.takes = tuple(view.running.id[: self.takes].tolist()), 0
+        waiting = view.waiting
+        shown = table([]) if self.holds else waiting
+        seen = replace(view.without(taken), waiting=shown)
+        asked = waiting.id[~np.isnan(waiting.ttft_ms) & ~waiting.declined].tolist()
         declined = tuple(asked) if self.declines else ()
         return replace(self._usual(seen), preempted=taken, declined=declined)
 
@@ -163,13 +166,13 @@ def told(handle: RequestHandle) -> list[int]:
 def test_who_waits_again_is_seen_with_its_tokens(bench: EngineBench, script: Scripted) -> None:
     preempted(bench, script)
     bench.engine.step()
-    [seen] = script.seen[-1].waiting
+    [seen] = entries_of(script.seen[-1].waiting)
     tokens = GREEDY.max_new_tokens - seen.remaining
     assert tokens > 1
     assert (seen.row, seen.decoded) == (None, tokens - 1)
-    assert seen.prompt_left == 0  # what it has read is cached, and nobody has wanted the memory
+    assert seen.unread == 0  # what it has read is cached, and nobody has wanted the memory
     assert seen.decode_ms > 0.0
-    before = script.seen[-2].by_row[0]
+    before = by_row(script.seen[-2])[0]
     assert seen.priority_key == before.priority_key
     assert not seen.awaits_first
 
@@ -178,7 +181,7 @@ def test_it_comes_before_those_that_came_later(bench: EngineBench, script: Scrip
     first = preempted(bench, script)
     bench.submit(PROMPTS[1])
     bench.engine.step()
-    assert [one.id for one in script.seen[-1].waiting] == [1, 2]
+    assert script.seen[-1].waiting.id.tolist() == [1, 2]
     script.holds = False
     [output] = bench.finish([first])
     assert output.finish_reason == "length"
@@ -259,7 +262,7 @@ def test_who_is_declined_is_served_as_if_nothing_had_been_asked(
     handle = declined(bench, script, "best_effort")
     [output] = bench.finish([handle])
     assert output.finish_reason == "length"
-    assert script.seen[-1].by_row[0].declined
+    assert by_row(script.seen[-1])[0].declined
     counts = bench.engine.book.slo_accounts.admissions()
     assert counts["chat"] == AdmissionCounts(declined=1, best_effort=1)
     assert counts["none"] == AdmissionCounts(best_effort=1)
@@ -269,7 +272,7 @@ def test_who_wants_to_be_rejected_ends_with_what_is_feasible(
     bench: EngineBench, script: Scripted
 ) -> None:
     output = declined(bench, script, "reject").result(timeout=0)
-    assert [one.rejects for one in script.seen[0].waiting] == [True, False]
+    assert script.seen[0].waiting.rejects.tolist() == [True, False]
     assert (output.finish_reason, output.error_field) == ("error", "unattainable")
     assert output.token_ids == []
     assert output.error is not None
@@ -299,7 +302,8 @@ def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -
     script.holds, script.declines = False, True
     [output] = bench.finish([handle])
     assert output.finish_reason == "length"
-    assert not any(one.rejects for view in script.seen for one in view.running if one.decoded)
+    running = [one for view in script.seen for one in entries_of(view.running)]
+    assert not any(one.rejects for one in running if one.decoded)
     assert bench.engine.book.slo_accounts.admissions()["default"].declined == 1
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specrouter import SLO, SamplingParams, Speculation
@@ -11,6 +12,7 @@ from specrouter.request.spec import RequestSpec
 from specrouter.view import EngineView, Standing
 from statemgr import TokenChain
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
+from tests.specrouter.views import by_row, entries_of
 
 EVERY = frozenset({"small", "middle", "target"})
 
@@ -28,7 +30,8 @@ def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -
 
 def test_an_engine_without_requests_has_all_its_room(bench: EngineBench) -> None:
     seen = view(bench)
-    assert (seen.running, seen.waiting, seen.free_rows, seen.kv_free_tokens) == ((), (), 2, 352)
+    assert (len(seen.running), len(seen.waiting)) == (0, 0)
+    assert (seen.free_rows, seen.kv_free_tokens) == (2, 352)
     assert seen.available == EVERY
     assert seen.loaded == {"target"}, "drafters are loaded when they are used"
 
@@ -37,8 +40,8 @@ def test_requests_that_wait_have_read_nothing_and_have_no_row(bench: EngineBench
     bench.submit(
         PROMPTS[0], SamplingParams(max_new_tokens=6, temperature=0.5), Speculation(depth=2)
     )
-    [request] = view(bench).waiting
-    assert (request.row, request.prompt_left, request.missed) == (
+    [request] = entries_of(view(bench).waiting)
+    assert (request.row, request.unread, request.unread_by) == (
         None,
         4,
         {"small": 4, "middle": 4},
@@ -54,16 +57,16 @@ def test_running_requests_show_how_far_they_are(bench: EngineBench) -> None:
         bench.submit(prompt, GREEDY, "off")
     bench.engine.step()  # reads 4 of 5 + 2 prompt tokens
     seen = view(bench, 2)
-    first, second = seen.running
+    first, second = entries_of(seen.running)
     assert [first.row, second.row] == [0, 1]
-    assert (first.prompt_left, second.prompt_left) == (0, 1)
-    assert (first.missed["small"], second.missed["small"]) == (4, 1)
+    assert (first.unread, second.unread) == (0, 1)
+    assert (first.unread_by["small"], second.unread_by["small"]) == (4, 1)
     assert (seen.free_rows, len(seen.waiting)) == (0, 1)
     assert [first.kv_tokens, second.kv_tokens] == [128, 128], "with a tree"
     assert seen.kv_free_tokens == 352 - 2 * 128
     for _ in range(4):
         bench.engine.step()
-    later = view(bench, 6).by_row[0]
+    later = by_row(view(bench, 6))[0]
     assert later.remaining < GREEDY.max_new_tokens
     assert later.decoded == GREEDY.max_new_tokens - later.remaining - 1
     assert later.decode_ms > 0.0
@@ -73,8 +76,8 @@ def test_running_requests_show_how_far_they_are(bench: EngineBench) -> None:
 def test_objectives_are_in_the_view(bench: EngineBench) -> None:
     objective = resolve(SLO(tpot_ms=20.0, ttft_ms=300.0), {}, lambda: 1.0)
     bench.submit(PROMPTS[1], objective=objective)
-    [seen] = view(bench).waiting
-    assert (seen.tpot_ms, seen.ttft_ms, seen.tier) == (20.0, 300.0, None)
+    [seen] = entries_of(view(bench).waiting)
+    assert (seen.tpot_ms, seen.ttft_ms, seen.e2e_ms) == (20.0, 300.0, None)
 
 
 def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
@@ -103,9 +106,11 @@ def test_outputs_that_ended_by_themselves_tell_how_long_they_usually_are(
     handles = [bench.submit(PROMPTS[1], params, "off") for _ in range(8)]
     late = bench.submit(PROMPTS[1], params, "off")
     late.cancel()
-    assert view(bench).output_tokens == {}
+    assert np.isnan(view(bench).waiting.output_tokens).all()
     bench.finish([*handles, late])
-    assert view(bench, 99).output_tokens == {None: 6.0}
+    for most in (4, 100):
+        bench.submit(PROMPTS[1], SamplingParams(max_new_tokens=most), "off")
+    assert view(bench, 99).waiting.output_tokens.tolist() == [4.0, 6.0]
 
 
 def test_what_is_cached_is_looked_up_for_new_ones_and_a_few_of_the_others(
@@ -132,5 +137,4 @@ def test_what_is_cached_is_looked_up_for_new_ones_and_a_few_of_the_others(
         seen = views.build(cycle, list(waiting), EVERY, Standing()).waiting
     by_turn = [*texts[:-1], *texts[:LOOKED_UP], texts[-1], *texts[LOOKED_UP:-1]]
     assert looks == [tuple(text) for text in by_turn]
-    first = seen[0]
-    assert first.prompt_left == len(texts[0]) - 1 - (2 * LOOKED_UP + 1)
+    assert seen.unread[0] == len(texts[0]) - 1 - (2 * LOOKED_UP + 1)

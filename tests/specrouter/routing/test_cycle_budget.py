@@ -138,7 +138,7 @@ def test_where_nothing_may_be_verified_the_target_decodes_alone(how: str) -> Non
 def test_a_fixed_form_that_is_cut_is_a_tree_of_fewer_levels() -> None:
     form = Route(PAIR, DraftShape(8, 3), branching=SPECINFER_TREE)
     assert nodes_of(form) == 20
-    cut = cut_to_budget(Admission(budget_nodes=6), {form: [0]}, nodes_of, lambda shares: 0.0)
+    cut = cut_to_budget(Admission(budget_nodes=6), {form: 1}, nodes_of, lambda shares: 0.0)
     assert cut[form] == Route(PAIR, DraftShape(6, 1)), "deep before wide"
 
 

@@ -15,18 +15,17 @@ from specrouter.routing.decisions import (
     INTERVAL,
     CycleDecisions,
     put_away,
-    rows_of_mode,
     workload_of,
 )
 from specrouter.routing.scheduler import ModelChainScheduler
-from specrouter.view import SCHEDULED, RequestView, Standing
+from specrouter.view import SCHEDULED, Standing
 from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS
 from tests.specrouter.routing.test_planner import GOOD, LATE, TURNED, TWIN
-from tests.specrouter.views import engine_view, request_view
+from tests.specrouter.views import Entry, engine_view, request_view, table
 
 
-def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> RequestView:
-    others = {"sampled": sampled, "slots": slots, "missed": {"small": 1}}
+def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> Entry:
+    others = {"sampled": sampled, "slots": slots, "unread_by": {"small": 1}}
     return request_view(row, remaining=remaining, row=row, **others)
 
 
@@ -42,10 +41,9 @@ class Decided:
     def at(
         self, cycle: int, known: PerformanceSnapshot, requests: int = 4, reading: int = 0
     ) -> Chain:
-        by_row = {row: request(row) for row in range(requests)}
-        running = tuple(by_row.values())
+        running = [request(row) for row in range(requests)]
         view = engine_view(cycle=cycle, running=running, performance=known, standing=self.standing)
-        catch_up = CycleCatchUp(256, view, requests + reading)
+        catch_up = CycleCatchUp(256, known, requests + reading)
         decisions = CycleDecisions(
             scheduler=self.scheduler,
             view=view,
@@ -53,7 +51,7 @@ class Decided:
             decoding=requests,
             reading=reading,
         )
-        chosen = decisions.decide(SCHEDULED, by_row, Models(ALL))
+        chosen = decisions.decide(SCHEDULED, view.running, Models(ALL))
         self.standing = replace(self.standing, in_use=decisions.in_use)
         self.records += len(decisions.records)
         self.chosen = chosen
@@ -109,24 +107,15 @@ def test_what_was_put_away_is_due_and_knows_its_chain() -> None:
     assert decided.chosen.grids
 
 
-@given(st.lists(st.booleans(), max_size=12))
-def test_rows_are_told_apart_by_sampling(sampled: list[bool]) -> None:
-    requests = {row: request(row, each) for row, each in enumerate(sampled)}
-    both = [rows_of_mode(requests, mode).tolist() for mode in (True, False)]
-    assert sorted(both[0] + both[1]) == list(requests)
-    assert all(requests[row].sampled for row in both[0])
-    assert all(rows == sorted(rows) for rows in both)
-
-
 def test_a_workload_is_the_mean_of_its_requests() -> None:
-    found = workload_of([request(0, True, 128, 10), request(1, False, 384, 30)])
+    found = workload_of(table([request(0, True, 128, 10), request(1, False, 384, 30)]))
     assert (found.requests, found.slots, found.remaining) == (2, 256, 20)
     assert found.sampled  # half of them
-    assert workload_of([]).requests == 0
+    assert workload_of(table([])).requests == 0
 
 
 @pytest.mark.parametrize("with_lags", [True, False])
 def test_lags_are_what_a_drafter_lacks_beyond_the_last_token(with_lags: bool) -> None:
-    behind = replace(request(0), missed={"small": 9, "middle": 0})
+    behind = replace(request(0), unread_by={"small": 9, "middle": 0})
     expected = {"small": 8 + 0, "middle": 0} if with_lags else {}
-    assert workload_of([behind, request(1)], with_lags).lags == expected
+    assert workload_of(table([behind, request(1)]), with_lags).lags == expected

@@ -19,13 +19,13 @@ from specrouter.profile.staircase import Staircase
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.planner import Plan, Planner, progress_of
+from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import LONGEST_WAIT
-from specrouter.slo.node_selection import NodeSelection
+from specrouter.slo.node_selection import NodeSelection, rates_of
 from specrouter.slo.tree_planner import TreePlanner, selection_of
-from specrouter.view import SCHEDULED, EngineView, InUse, RequestView, Standing
+from specrouter.view import SCHEDULED, EngineView, InUse, Standing
 from tests.specrouter.own_selections import FORMED
 from tests.specrouter.predictions import (
     ALL,
@@ -37,7 +37,7 @@ from tests.specrouter.predictions import (
     rising,
     snapshot,
 )
-from tests.specrouter.views import engine_view, request_view
+from tests.specrouter.views import Entry, engine_view, request_view, table
 
 Ints = NDArray[np.int64]
 ALONE: Chain = ("big",)
@@ -85,7 +85,7 @@ class Request:
     acceptance: float = 0.0
     id: int = field(default_factory=lambda: next(_IDS))
 
-    def view(self, row: int, now_s: float, rows: Rows) -> RequestView:
+    def view(self, row: int, now_s: float, rows: Rows) -> Entry:
         behind = rows.behind.get(row, rows.new_tokens)
         return request_view(
             self.id,
@@ -96,7 +96,7 @@ class Request:
             tpot_ms=self.tpot_ms,
             sampled=self.temperature > 0,
             override=self.override,
-            missed=dict.fromkeys(("small", "twin", "middle"), behind),
+            unread_by=dict.fromkeys(("small", "twin", "middle"), behind),
             repeatable=rows.new_tokens,
             slots=rows.slots,
             drafts=self.drafts,
@@ -148,7 +148,7 @@ class Planned:
     def view(self) -> EngineView:
         decoding = [one.view(row, self.now_s, self.rows) for row, one in self.requests.items()]
         reading = [
-            request_view(-number, kv_tokens=999, prompt_left=999, row=100 + number, slots=128)
+            request_view(-number, kv_tokens=999, unread=999, row=100 + number, slots=128)
             for number in range(1, self._reading + 1)
         ]
         return engine_view(
@@ -529,23 +529,18 @@ def test_a_cycle_without_decoding_requests_has_no_groups() -> None:
     assert plan.selector is None
 
 
-def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None:
-    requests = {
-        7: Request(tpot_ms=50.0, decoded=4, came_s=1.0),
-        2: Request(),
-        5: Request(tpot_ms=10.0, decoded=1),
-    }
-    views = {row: request.view(row, 1.2, Rows()) for row, request in requests.items()}
-    progress = progress_of(views, {requests[5].id: 3})
-    assert progress.rows.tolist() == [2, 5, 7]
-    assert progress.decode_ms == pytest.approx([1200.0, 1200.0, 200.0])
-    assert progress.decoded.tolist() == [0, 1, 4]
-    assert progress.waited.tolist() == [0, 3, 0]
-    assert np.array_equal(progress.tpot_ms, [np.nan, 10.0, 50.0], equal_nan=True)
-    assert progress.rates[0] == 0.0
-    assert progress.rates[1] == np.inf  # more time is gone than all its next tokens are given
-    assert 1 / 50.0 <= progress.rates[2] < 2 / 50.0  # on schedule
-    assert progress.at(np.array([7, 2])).tolist() == [2, 0]
+def test_without_an_objective_or_once_declined_nothing_is_needed() -> None:
+    requests = [
+        Request(),
+        Request(tpot_ms=10.0, decoded=1),
+        Request(tpot_ms=50.0, decoded=4, came_s=1.0),
+    ]
+    views = [request.view(row, 1.2, Rows()) for row, request in enumerate(requests)]
+    declined = replace(views[1], declined=True)
+    rates = rates_of(table([*views, declined]))
+    assert (rates[0], rates[3]) == (0.0, 0.0)
+    assert rates[1] == np.inf  # more time is gone than all its next tokens are given
+    assert 1 / 50.0 <= rates[2] < 2 / 50.0  # on schedule
 
 
 def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -> None:

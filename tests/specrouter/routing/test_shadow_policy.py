@@ -2,28 +2,25 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specrouter.cycle import DraftShape, Option, ShadowEvaluation
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.routing.shadow_policy import MOST_TOKENS, next_shadow_evaluation
-from specrouter.view import ChainDecision, EngineView
+from specrouter.view import ChainDecision
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, geometric, rising, snapshot
+from tests.specrouter.views import engine_view, request_view, table
 
-Ints = NDArray[np.int64]
 TWIN, MIDDLE = ("twin", "big"), ("middle", "big")
 TIMES = {"small": flat(1.0), "twin": rising(1.0, 0.01), "middle": flat(10.0), "big": flat(50.0)}
 IDLE = {"small": 0, "twin": 20, "middle": 30}
 USUAL = snapshot(TIMES, {PAIR: 0.6}, idle_cycles=IDLE, learning_ms=100_000.0)
 MAIN = Option(chain=PAIR, shape=DraftShape(3, 2), cycle_ms=60.0, ms_per_token=20.0)
 PREDICTED = {("big",): 50.0, PAIR: 20.0, TWIN: 21.0, MIDDLE: 22.0, TRIPLE: 20.5}
-ROWS = np.array([2, 5])
+ROWS = (2, 5)
 KEY = (("small",), "big", True)
 
 
@@ -43,22 +40,21 @@ def choice(
 ) -> ShadowEvaluation | None:
     """`lags`: by row, of every model; `new`: tokens of each row to evaluate a model on."""
 
-    def missed(model: str, rows: Ints) -> Ints:
-        return np.array([(lags or {}).get(row, 40) for row in rows.tolist()])
-
-    def evaluable(model: str, rows: Ints) -> Ints:
-        return np.full_like(rows, (new or {}).get(model, 60))
-
-    view = SimpleNamespace(performance=known, missed=missed, evaluable=evaluable)
+    requests = []
+    for row in ROWS:
+        by = {name: (lags or {}).get(row, 40) for name in TIMES}
+        requests.append(request_view(row, row=row, unread_by=by, repeatable=60))
+    seen = table(requests)
+    for name, tokens in (new or {}).items():  # there is no more text to read than that
+        seen.unread_by[name][:] = np.minimum(seen.unread_by[name], tokens)
+    view = engine_view(performance=known)
     decision = ChainDecision(
         chain=main.chain,
         shape=main.shape,
         predicted=main,
         predicted_ms={**predicted_ms, main.chain: main.ms_per_token},
     )
-    return next_shadow_evaluation(
-        cast(EngineView, view), decision, ROWS, Workload(requests=2), idle
-    )
+    return next_shadow_evaluation(view, decision, seen, Workload(requests=2), idle)
 
 
 def test_who_was_idle_for_longest_is_evaluated_first() -> None:
@@ -79,7 +75,7 @@ def test_models_that_rest_or_draft_in_another_group_are_not_evaluated() -> None:
 
 
 def test_the_text_that_takes_least_to_read_is_taken() -> None:
-    assert choice(lags={2: 300, 5: 20}) == ShadowEvaluation("middle", 5, MOST_TOKENS)
+    assert choice(lags={2: 300, 5: MOST_TOKENS}) == ShadowEvaluation("middle", 5, MOST_TOKENS)
 
 
 def test_who_has_read_all_there_is_gives_way_to_the_next() -> None:

@@ -6,27 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrouter.slo.admission import fcfs
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView
 from tests.specrouter.predictions import flat, snapshot
-from tests.specrouter.views import engine_view, request_view
+from tests.specrouter.views import Entry, engine_view, request_view
 
 KNOWN = snapshot({"big": flat(10.0)})
 
 
-def request(number: int, key: float = 0.0, left: int = 10, **others: Any) -> RequestView:
+def request(number: int, key: float = 0.0, left: int = 10, **others: Any) -> Entry:
     usual = {"kv_tokens": left + 20, "remaining": 20, "max_new_tokens": 20}
-    return request_view(number, priority_key=key, prompt_left=left, **{**usual, **others})
+    return request_view(number, priority_key=key, unread=left, **{**usual, **others})
 
 
 def view(
-    waiting: list[RequestView],
-    running: list[RequestView],
+    waiting: list[Entry],
+    running: list[Entry],
     free_rows: int = 8,
     free_tokens: int | None = None,
 ) -> EngineView:
-    requests = {"running": tuple(running), "waiting": tuple(waiting)}
     memory = {"free_rows": free_rows, "kv_free_tokens": free_tokens}
-    return engine_view(cycle=1, performance=KNOWN, **requests, **memory)
+    return engine_view(running, waiting, cycle=1, performance=KNOWN, **memory)
 
 
 needs = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100)), max_size=8)
@@ -56,7 +55,7 @@ def test_nobody_is_admitted_beyond_rows_or_memory_and_nobody_overtakes(
 def test_a_chunk_is_shared_in_the_order_of_admission(left: list[int], chunk: int) -> None:
     running = [request(n, left=tokens, row=n) for n, tokens in enumerate(left)]
     chunks = fcfs(chunk)(view([], running)).chunks
-    wanted = {one.id: one.prompt_left + 1 for one in running if one.prompt_left}
+    wanted = {one.id: one.unread + 1 for one in running if one.unread}
     assert sum(chunks.values()) == min(chunk, sum(wanted.values()))
     assert all(0 < chunks[each] <= wanted[each] for each in chunks)
     short = [each for each in wanted if chunks.get(each, 0) < wanted[each]]

@@ -1,5 +1,6 @@
 """What one cycle does, by configuration, and selectors that know its requests and its costs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,13 @@ from specrouter.profile.prediction import Limits, OptionGrid
 from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
-from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection, Progress
+from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost, selection_of
 from specrouter.slo.tree_selection import CycleCost, global_greedy, whole
+from specrouter.view import RequestTable
 from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
+from tests.specrouter.views import request_view, table
 
 Floats = NDArray[np.float64]
 NAN = np.nan
@@ -32,22 +35,20 @@ def planner(
     return TreePlanner(TreesConfig.model_validate(settings), selection, only_paths)
 
 
-def progress(
-    rates: list[float],
-    rows: list[int] | None = None,
-    tpot_ms: list[float] | None = None,
-    waited: list[int] | None = None,
-) -> Progress:
-    """Of requests that won 4 tokens in 100 ms."""
-    count = len(rates)
-    return Progress(
-        rows=np.arange(count) if rows is None else np.array(rows),
-        decode_ms=np.full(count, 100.0),
-        decoded=np.full(count, 4),
-        waited=np.zeros(count, np.int64) if waited is None else np.array(waited),
-        tpot_ms=np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
-        rates=np.array(rates),
+def asking(tpot_ms: Sequence[float | None], rows: Sequence[int] | None = None) -> RequestTable:
+    """Requests with these objectives that won 4 tokens in 100 ms."""
+    numbers = range(len(tpot_ms)) if rows is None else rows
+    return table(
+        [
+            request_view(row, row=row, decode_ms=100.0, decoded=4, tpot_ms=tpot)
+            for row, tpot in zip(numbers, tpot_ms, strict=True)
+        ]
     )
+
+
+def needing(*rates: float) -> tuple[Floats, NDArray[np.int64]]:
+    """So many tokens per millisecond, of requests that have not sat out."""
+    return np.array(rates), np.zeros(len(rates), dtype=np.int64)
 
 
 def paths(*alphas: float, nodes: int = 8) -> Candidates:
@@ -70,19 +71,6 @@ SLOW = OptionGrid(PAIR, DEAR, Workload(requests=16), Limits())
 HURRY = [1.1 / 25.0] * 4 + [0.001] * 12
 
 
-def test_progress_of_some_requests_is_theirs() -> None:
-    rates = [0.0, 0.1, 0.2, 0.3]
-    tpot_ms = [NAN, 10.0, 20.0, 30.0]
-    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7])
-    part = whole.of(np.array([3, 9]))
-    assert part.rows.tolist() == [3, 9]
-    assert part.rates.tolist() == [0.1, 0.3]
-    assert part.tpot_ms.tolist() == [10.0, 30.0]
-    assert part.waited.tolist() == [5, 7]
-    assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
-    assert part.at(np.array([9, 3])).tolist() == [1, 0]
-
-
 def same(first: CycleChoice, second: CycleChoice) -> bool:
     return first.option == second.option and np.array_equal(first.active, second.active)
 
@@ -91,8 +79,8 @@ def same(first: CycleChoice, second: CycleChoice) -> bool:
 def test_without_plans_for_cycles_drafts_stay_as_they_were_decided(
     selection: NodeSelection,
 ) -> None:
-    at = progress([0.03, np.inf, 0.0, 0.0])
-    choice = planner(selection).choose(KNOWN, CHOSEN, grid(), at, Beside(300))
+    at = needing(0.03, np.inf, 0.0, 0.0)
+    choice = planner(selection).choose(KNOWN, CHOSEN, grid(), *at, Beside(300))
     assert choice.option is CHOSEN
     assert choice.active.all()
 
@@ -101,7 +89,7 @@ def test_without_plans_for_cycles_drafts_stay_as_they_were_decided(
 def test_a_target_alone_without_objectives_has_no_trees_to_shape(selection: NodeSelection) -> None:
     for prompt_tokens in (0, 300):
         choice = planner(selection).choose(
-            KNOWN, ALONE, grid(), progress([0.0] * 4), Beside(prompt_tokens)
+            KNOWN, ALONE, grid(), *needing(0.0, 0.0, 0.0, 0.0), Beside(prompt_tokens)
         )
         assert choice.option is None
         assert choice.active.all()
@@ -112,21 +100,20 @@ def test_a_target_alone_without_objectives_has_no_trees_to_shape(selection: Node
     ("rates", "prompt_tokens"), [(HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)]
 )
 def test_goodput_takes_the_best_cycle(rates: list[float], prompt_tokens: int, others: int) -> None:
-    waited = [0] * 15 + [LONGEST_WAIT]
-    at = progress(rates, waited=waited)
-    found = planner().choose(DEAR, CHOSEN, SLOW, at, Beside(prompt_tokens, others))
-    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, Beside(prompt_tokens, others))
+    at = np.array(rates), np.array([0] * 15 + [LONGEST_WAIT])
+    found = planner().choose(DEAR, CHOSEN, SLOW, *at, Beside(prompt_tokens, others))
+    best = choose_cycle(DEAR, SLOW, *at, Beside(prompt_tokens, others))
     assert same(found, best)
     # The chain that was not decided on is looked at too.
-    assert same(planner().choose(DEAR, ALONE, SLOW, at, Beside(prompt_tokens, others)), best)
+    assert same(planner().choose(DEAR, ALONE, SLOW, *at, Beside(prompt_tokens, others)), best)
 
 
 def test_a_selection_that_reshapes_says_how_large_drafts_are() -> None:
     """By all that decode and the budget; the chain and its number of nodes stay."""
-    at = progress([0.1, np.inf, 0.0, 0.0])
+    at = needing(0.1, np.inf, 0.0, 0.0)
     for budget_tokens, beside, depth in ((None, 0, 4), (None, 3, 7), (9, 3, 9)):
         trees = planner(RESHAPING, budget_tokens=budget_tokens)
-        choice = trees.choose(KNOWN, CHOSEN, grid(), at, Beside(300, beside))
+        choice = trees.choose(KNOWN, CHOSEN, grid(), *at, Beside(300, beside))
         shape = DraftShape(depth, 3, CHOSEN.shape.nodes)
         assert choice.option == replace(CHOSEN, shape=shape, plain_ms=0.0)
         assert choice.active.all()
@@ -135,7 +122,7 @@ def test_a_selection_that_reshapes_says_how_large_drafts_are() -> None:
 def test_where_only_paths_are_exact_no_shape_is_wider() -> None:
     strict = planner(RESHAPING, only_paths=True)
     path = replace(CHOSEN, shape=DraftShape(5, 1, 4))
-    found = strict.choose(KNOWN, path, grid(), progress([0.0] * 4), Beside(0)).option
+    found = strict.choose(KNOWN, path, grid(), *needing(0.0, 0.0, 0.0, 0.0), Beside(0)).option
     assert found is not None
     assert (found.shape.depth, found.shape.width) == (4, 1)
     assert planner(FORMED, only_paths=True).branching is None
@@ -174,13 +161,17 @@ def test_where_passes_are_filled_up_nodes_cost_what_their_pass_does() -> None:
 
 
 def picked(
-    selection: NodeSelection, candidates: Candidates, at: Progress, budget: int = 6, aside: int = 0
+    selection: NodeSelection,
+    candidates: Candidates,
+    at: RequestTable,
+    budget: int = 6,
+    aside: int = 0,
 ) -> NDArray[np.bool_]:
-    return selection.selector(at, COST, budget)(at.rows, candidates, aside)
+    return selection.selector(at, COST, budget)(at.row, candidates, aside)
 
 
 DRAFTS = paths(0.9, 0.5, 0.7)
-FREE = progress([0.0] * 3)
+FREE = asking([None] * 3)
 
 
 def test_whole_trees_are_everything_that_was_drafted() -> None:
@@ -195,7 +186,7 @@ def test_a_budget_is_shared_by_worth_with_what_is_given(budget: int, aside: int)
 
 
 def test_a_selector_knows_requests_by_their_rows() -> None:
-    at = progress([0.001, 0.12, 0.001, 0.001], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
+    at = asking([2000.0, 10.0, 2000.0, 2000.0], rows=[2, 3, 7, 9])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
     selector = GOODPUT.selector(at, dear, 1)

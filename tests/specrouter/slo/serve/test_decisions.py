@@ -15,10 +15,11 @@ from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.serve.measured_pacing import measured_pacing
 from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView
 from tests.specrouter.predictions import rising, snapshot
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B, amortized
+from tests.specrouter.views import Entry, entries_of
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
 DRAFTING = Pacing(OPT_7B, 100.0, 0.7)
@@ -51,7 +52,7 @@ def odd(draws: np.random.Generator) -> dict[str, Any]:
 def drawn_view(draws: np.random.Generator, rows: int, drawn_objective: Drawn) -> EngineView:
     """Requests of all kinds, so old that some are promoted, and little memory."""
 
-    def drawn(number: int, row: int | None) -> RequestView:
+    def drawn(number: int, row: int | None) -> Entry:
         left = int(draws.integers(0, 60)) if draws.random() < 0.5 or row is None else 0
         one = request(number, float(number), left, row=row, kv_tokens=left + 20)
         one = replace(one, arrived_s=float(draws.choice([0.0, 39.0, 40.0])))
@@ -69,14 +70,15 @@ def drawn_view(draws: np.random.Generator, rows: int, drawn_objective: Drawn) ->
 
 def check_decision(found: Admission, seen: EngineView, check: PlanCheck) -> None:
     """An engine can follow it: there are rows and memory for all who are admitted."""
-    known = {one.id: one for one in (*seen.waiting, *seen.running)}
-    check.check_admission(found, [each.id for each in seen.waiting], known)
+    running, waiting = entries_of(seen.running), entries_of(seen.waiting)
+    known = {one.id: one for one in (*waiting, *running)}
+    check.check_admission(found, [each.id for each in waiting], known)
     came, gone = ([known[each] for each in ids] for ids in (found.admitted, found.preempted))
     assert len(came) - len(gone) <= seen.free_rows
     assert seen.kv_free_tokens is not None
     tokens = seen.kv_free_tokens + sum(one.kv_tokens for one in gone)
     assert sum(one.kv_tokens for one in came) <= tokens
-    left = {one.id for one in seen.running} - set(found.preempted)
+    left = {one.id for one in running} - set(found.preempted)
     assert found.chunks.keys() <= left | set(found.admitted)
 
 

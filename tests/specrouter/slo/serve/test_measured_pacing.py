@@ -14,7 +14,7 @@ from specrouter.slo.serve.measured_pacing import batch_times, measured_pacing
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, InUse, Standing
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, rising, snapshot
 from tests.specrouter.slo.test_admission import request
-from tests.specrouter.views import engine_view
+from tests.specrouter.views import engine_view, entries_of, table
 
 TIMES = {"small": flat(1.0), "middle": flat(9.0), "big": rising(50.0, 0.5)}
 KNOWN = snapshot(TIMES, {PAIR: 0.6, TRIPLE: 0.8})
@@ -34,8 +34,15 @@ def view(
     if chain is not None:
         in_use = InUse(ChainDecision(chain=chain, shape=DraftShape(4)), decoding, 0, 1, 1)
         standing = Standing({SCHEDULED: in_use})
-    facts = {"available": available, "performance": performance, "standing": standing}
-    return engine_view(cycle=1, now_s=10.0, running=running, free_rows=4, **facts)
+    return engine_view(
+        running,
+        cycle=1,
+        now_s=10.0,
+        free_rows=4,
+        available=available,
+        performance=performance,
+        standing=standing,
+    )
 
 
 def test_without_drafts_batches_take_what_a_pass_of_the_target_takes() -> None:
@@ -94,8 +101,9 @@ def test_who_may_sit_out_does_not_make_batches_large() -> None:
     """Requests without objectives, or that were declined."""
     seen = view(2, PAIR)
     free = tuple(request(10 + number, row=2 + number, left=0) for number in range(40))
-    declined = tuple(replace(one, id=100 + one.id, declined=True) for one in seen.running)
-    crowded = replace(seen, running=(*seen.running, *free, *declined))
+    running = entries_of(seen.running)
+    declined = [replace(one, id=100 + one.id, declined=True) for one in running]
+    crowded = replace(seen, running=table([*running, *free, *declined]))
     pacing_of = measured_pacing("big", 64, 96)
     assert pacing_of(crowded) is pacing_of(seen)
 

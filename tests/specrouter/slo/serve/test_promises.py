@@ -16,6 +16,7 @@ from tests.specrouter.predictions import rising
 from tests.specrouter.slo.serve.test_measured_pacing import view
 from tests.specrouter.slo.test_admission import request
 from tests.specrouter.slo_machines import amortized
+from tests.specrouter.views import table
 
 MOST = 0.25
 KNOWN_TIMES = CurveTime(rising(50.0, 0.5), 1.0)
@@ -54,7 +55,7 @@ def test_a_margin_that_lets_nobody_in_narrows_until_somebody_is_promised_again()
     policy = by_objectives(pacing_of, 64)
     while True:
         asked = replace(request(1, left=20, tpot_ms=tpot_ms, output_tokens=20), arrived_s=10.0)
-        found = policy(replace(view(0), waiting=(asked,), pace_margin=margin.pace_margin))
+        found = policy(replace(view(0), waiting=table([asked]), pace_margin=margin.pace_margin))
         assert found.admitted == (1,), "it is served at once, promised or not"
         if found.promised:
             break
@@ -68,7 +69,7 @@ def test_a_margin_that_lets_nobody_in_narrows_until_somebody_is_promised_again()
 def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() -> None:
     pacing_of = amortized(KNOWN_TIMES, 20.0, 0.7, 64)
     asked = request(1, left=20, tpot_ms=0.9 * pacing_of(view(0)).fastest_ms, output_tokens=20)
-    found = by_objectives(pacing_of, 64)(replace(view(0), waiting=(asked,)))
+    found = by_objectives(pacing_of, 64)(replace(view(0), waiting=table([asked])))
     assert (found.declined, found.held_back) == ((1,), 0)
 
 
@@ -105,7 +106,13 @@ def crowd(error: float) -> EngineView:
         replace(request(each, left=400, tpot_ms=tpot_ms, ttft_ms=900.0), arrived_s=10.0)
         for each in range(20, 32)
     )
-    return replace(view(0), running=running, waiting=waiting, free_rows=20, prediction_error=error)
+    return replace(
+        view(0),
+        running=table(running),
+        waiting=table(waiting),
+        free_rows=20,
+        prediction_error=error,
+    )
 
 
 def test_it_departs_from_first_come_first_served_only_as_far_as_it_is_believed() -> None:
@@ -132,7 +139,7 @@ def test_who_was_promised_a_pace_and_has_lost_it_is_told_at_once() -> None:
         1, left=0, row=0, tpot_ms=tpot_ms, output_tokens=50, decoded=45, decode_ms=90 * tpot_ms
     )
     for promised in (True, False):
-        seen = replace(view(0), running=(replace(late, promised=promised),))
+        seen = replace(view(0), running=table([replace(late, promised=promised)]))
         found = by_objectives(pacing_of, 64, never_behind=True)(seen)
         assert found.lost == ((1,) if promised else ())
 

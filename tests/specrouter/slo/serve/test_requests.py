@@ -34,18 +34,15 @@ def test_an_end_to_end_objective_slows_prompt_and_output_by_one_factor() -> None
     assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
 
 
-@pytest.mark.parametrize("tier", [None, "chat"])
-def test_a_length_that_nobody_knows_declines_nobody(tier: str | None) -> None:
+def test_a_length_that_nobody_knows_declines_nobody() -> None:
     """Only its first token is held to the objective, until the class has a usual length."""
     e2e_ms = OPT_7B.ms(100) + 30 * OPT_7B.ms(1)
-    asked = replace(request(1, left=99, e2e_ms=e2e_ms, tier=tier), max_new_tokens=1024)
+    asked = replace(request(1, left=99, e2e_ms=e2e_ms), max_new_tokens=1024)
     asked = replace(asked, kv_tokens=100 + 1024)
     unknown = sorted_requests(view([asked], []), PACING)
     [prompt] = unknown.new
     assert (prompt.deadline_ms, prompt.tpot_ms, unknown.beyond) == (e2e_ms, math.inf, ())
-    other = replace(view([asked], []), output_tokens={"other": 9.0})
-    assert sorted_requests(other, PACING).beyond == ()
-    short, long = (replace(other, output_tokens={tier: each}) for each in (16.0, 40.0))
+    short, long = (view([replace(asked, output_tokens=each)], []) for each in (16.0, 40.0))
     [prompt] = sorted_requests(short, PACING).new
     assert FASTEST_MS < prompt.tpot_ms < 3.0 * FASTEST_MS
     assert sorted_requests(long, PACING).beyond == (1,)
@@ -76,7 +73,7 @@ def test_else_what_was_lost_or_gained_is_spread_over_what_is_left() -> None:
         assert due == tpot == [pytest.approx((20 * 50.0 - decode_ms) / 15)]
     lost = replace(request(1, left=0, row=0, tpot_ms=50.0), decoded=5, decode_ms=9000.0)
     asked = sorted_requests(view([], [lost]), PACING)
-    assert [each.id for each in asked.best_effort] == [1]
+    assert asked.best_effort.id.tolist() == [1]
 
 
 def test_what_the_fastest_machine_cannot_make_good_is_lost() -> None:
@@ -98,7 +95,7 @@ def test_a_first_token_that_has_come_is_asked_for_no_more() -> None:
     """Be it that its request has lost its row since, or that the first token came late."""
     done = replace(request(1, left=99, ttft_ms=20_000.0), decoded=9, decode_ms=90.0)
     asked = sorted_requests(view([done], []), PACING)
-    assert (asked.new, asked.beyond, [one.id for one in asked.waiting]) == ((), (), [1])
+    assert (asked.new, asked.beyond, asked.waiting.id.tolist()) == ((), (), [1])
     paced = replace(done, ttft_ms=100.0, tpot_ms=50.0, output_tokens=100, arrived_s=-1.0)
     (prompt,) = sorted_requests(view([paced], []), PACING).new
     assert prompt.can_wait
@@ -150,9 +147,7 @@ def test_a_latency_that_has_been_waited_for_is_shared_anew() -> None:
     assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
     gone = replace(asked, arrived_s=-2.1 * alone_ms / 1000)
     assert sorted_requests(view([gone], []), PACING).beyond == (1,)
-    decoding = replace(
-        waited, prompt_left=0, row=0, decoded=9, remaining=10, decode_ms=alone_ms / 2
-    )
+    decoding = replace(waited, unread=0, row=0, decoded=9, remaining=10, decode_ms=alone_ms / 2)
     (pace,) = sorted_requests(view([], [decoding]), PACING).load.tpot_ms
     assert pace == pytest.approx(2.0 * alone_ms / 10)
     # In its second stage, of which it has 3 tokens, taken in a quarter of that time.

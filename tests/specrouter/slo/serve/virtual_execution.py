@@ -18,10 +18,11 @@ from specrouter.profile.batch_time import BatchTime
 from specrouter.request.objective import Stage
 from specrouter.request.pace import tpot_of_runs
 from specrouter.slo.admission import Admission, Admit
-from specrouter.view import EngineView, RequestView
+from specrouter.view import EngineView
 from tests.specrouter.predictions import ALL
 from tests.specrouter.request.stage_ends import stage_ends
 from tests.specrouter.slo.test_admission import KNOWN
+from tests.specrouter.views import Entry, table
 
 
 @dataclass(kw_only=True)
@@ -43,7 +44,7 @@ class Job:
     gave_way: bool = False
     was_admitted: bool = False  # in the first of its lives, with an objective that it could attain
     came_ms: list[float] = field(default_factory=list)
-    shown: RequestView | None = None  # while it waits for its first token, nothing of it changes
+    shown: Entry | None = None  # while it waits for its first token, nothing of it changes
 
     @property
     def admission_key(self) -> float:
@@ -112,7 +113,7 @@ class VirtualEngine:
             shown = self.waiting.shown()
             view = self.view(shown)
             took_ms = 0.0
-            if view.running or view.waiting:
+            if len(view.running) or len(view.waiting):
                 took_ms = self._step(self.policy(view), {job.id: job for job in shown})
             self.cycles += 1
             assert self.cycles < 1_000_000, "requests do not end"
@@ -128,8 +129,8 @@ class VirtualEngine:
         return EngineView(
             cycle=self.cycles,
             now_s=self.now_ms / 1000.0,
-            running=tuple(map(self._seen, self.running.values())),
-            waiting=tuple(map(self._shown, shown)),
+            running=table([self._seen(job) for job in self.running.values()]),
+            waiting=table([self._shown(job) for job in shown]),
             free_rows=self.rows - len(self.running),
             kv_free_tokens=None if self.kv_tokens is None else self.kv_tokens - held,
             available=ALL,
@@ -137,12 +138,12 @@ class VirtualEngine:
             performance=KNOWN,
         )
 
-    def _shown(self, job: Job) -> RequestView:
+    def _shown(self, job: Job) -> Entry:
         if job.shown is None or job.came_ms:
             job.shown = self._seen(job)
         return job.shown
 
-    def _seen(self, job: Job) -> RequestView:
+    def _seen(self, job: Job) -> Entry:
         came, done = job.came_ms, len(job.came_ms)
         began, stages, tpot_ms = min(1, done), job.stages, job.tpot_ms
         if stages:
@@ -151,12 +152,12 @@ class VirtualEngine:
             tpot_ms = stages[0].tpot_ms
         decoded = done - began
         run_began = began + decoded - decoded % 10
-        return RequestView(
+        return Entry(
             id=job.id,
             priority_key=job.arrived_ms,
             arrived_s=job.arrived_ms / 1000.0,
             kv_tokens=job.needs(),
-            prompt_left=max(0, job.unread - 1),
+            unread=max(0, job.unread - 1),
             remaining=job.output - done,
             max_new_tokens=job.output,
             row=job.row,
