@@ -6,7 +6,7 @@ its plan as `Standing`, and returns with the next view.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -158,17 +158,17 @@ class RequestTable:
         """Return the requests at these places, or those for which a mask holds."""
         if which.dtype == np.bool_ and which.all():
             return self
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        columns = dict(vars(self))
         by = {name: column[which] for name, column in columns.pop("unread_by").items()}
-        taken = {name: column[which] for name, column in columns.items()}
-        return RequestTable(unread_by=by, **taken)
+        return RequestTable(unread_by=by, **{name: one[which] for name, one in columns.items()})
 
     def joined(self, others: "RequestTable") -> "RequestTable":
         """Return these requests and others behind them."""
         if not len(others):
             return self
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
-        more = {name: getattr(others, name) for name in columns}
+        if not len(self):
+            return others
+        columns, more = dict(vars(self)), dict(vars(others))
         by, more_by = columns.pop("unread_by"), more.pop("unread_by")
         return RequestTable(
             unread_by={name: np.concatenate((by[name], more_by[name])) for name in by},
@@ -186,7 +186,7 @@ class RequestTable:
 
     def among(self, ids: Collection[int]) -> Bools:
         """Return the mask [R] of the requests with these ids."""
-        if not ids:
+        if not (ids and len(self)):
             return np.zeros(len(self), dtype=np.bool_)
         return np.isin(self.id, list(ids))
 

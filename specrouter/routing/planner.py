@@ -71,7 +71,7 @@ class Planner:
         """Plan the running requests' next cycle, with the prompt chunks that admission gives."""
         running = view.running.by_row()
         is_reading = running.unread > 0
-        prefill = _prefill(running.take(is_reading), admission)
+        prefill = _prefill(running.take(is_reading), admission) if is_reading.any() else Prefill()
         requests = running.take(~(is_reading | running.among(admission.paused)))
         if not len(requests):
             groups = self._with_first_tokens([], prefill)
@@ -221,8 +221,6 @@ class Planner:
 
 def _prefill(reading: RequestTable, admission: Admission) -> Prefill:
     """Return the prompt tokens that admission gives to the requests with unread prompts."""
-    if not len(reading):
-        return Prefill()
     chunks = np.array([admission.chunks.get(one, 0) for one in reading.id.tolist()], dtype=np.int64)
     ends = chunks > reading.unread
     reads = (chunks > 0) & ~ends

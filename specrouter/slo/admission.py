@@ -110,7 +110,10 @@ def fcfs(prefill_chunk: int) -> Admit:
     def policy(view: EngineView) -> Admission:
         admitted, waits = those_that_fit(view)
         together = view.running.joined(admitted)
-        reading = together.take(together.unread > 0)
+        is_reading = together.unread > 0
+        if not is_reading.any():
+            return Admission(admitted=tuple(admitted.id.tolist()), waits_for_memory=waits)
+        reading = together.take(is_reading)
         # The last chunk of a prompt brings the first token.
         shares = share_chunk(reading.unread + 1, prefill_chunk).tolist()
         chunks = dict(zip(reading.id.tolist(), shares, strict=True))
@@ -125,6 +128,8 @@ def fcfs(prefill_chunk: int) -> Admit:
 
 def those_that_fit(view: EngineView) -> tuple[RequestTable, bool]:
     """Return the waiting requests that fit, by key, and whether the next one waits for memory."""
+    if not len(view.waiting):
+        return view.waiting, False
     waiting = view.waiting.take(np.argsort(view.waiting.priority_key, kind="stable"))
     most = view.free_rows
     if view.kv_free_tokens is not None:

@@ -30,23 +30,23 @@ class Sorted:
 
     Attributes:
         load: running requests with objectives.
-        new: waiting ones that could attain theirs if they were alone.
         best_effort: running ones served as best effort, in the order of their keys.
         waiting: the same of waiting ones, without those that are to be rejected.
+        lost: ids of running ones that were promised their objectives and will miss them.
+        new: waiting ones that could attain their objectives if they were alone.
         beyond: ids of waiting ones whose objectives cannot be attained any more.
         too_tight: those of them whose TPOT is less than any promised now.
         held_back: those of them that only the margin excludes.
-        lost: ids of running ones that were promised their objectives and will miss them.
     """
 
     load: Load
-    new: tuple[Prompt, ...]
     best_effort: RequestTable
     waiting: RequestTable
-    beyond: tuple[int, ...]
-    too_tight: frozenset[int]
-    held_back: frozenset[int]
     lost: tuple[int, ...]
+    new: tuple[Prompt, ...] = ()
+    beyond: tuple[int, ...] = ()
+    too_tight: frozenset[int] = frozenset()
+    held_back: frozenset[int] = frozenset()
 
     @cached_property
     def beside(self) -> RequestTable:
@@ -73,6 +73,8 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
     """
     load, best_effort, lost = _running(view, pacing, patience_ms)
     waiting = view.waiting
+    if not len(waiting):
+        return Sorted(load=load, best_effort=best_effort, waiting=waiting, lost=lost)
     needs = _Needs(waiting, view.now_s, pacing)
     is_able = needs.has_targets & needs.begins_in_time
     # It may have missed its pace before it was preempted.
@@ -122,7 +124,12 @@ def _running(
 
 
 def _by_key(requests: RequestTable) -> RequestTable:
-    return requests.take(np.argsort(requests.priority_key, kind="stable"))
+    keys = requests.priority_key
+    return (
+        requests
+        if (keys[:-1] <= keys[1:]).all()
+        else requests.take(np.argsort(keys, kind="stable"))
+    )
 
 
 class _Needs:
