@@ -8,7 +8,7 @@ so from batch to batch.
 
 The policy `slo` does without: there all decode in every cycle, as the planner has it.
 Pure. Source: SLOs-Serve (arXiv 2504.08784), Algorithm 2. Where it contradicts itself:
-docs/architecture.md.
+research/FIGURES.md.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Pure. Source: StreamServe (arXiv 2604.09562), Equations 1 to 4 and Algorithm 2. Equation 3 prints
 M/100 where M is a share everywhere else, so that memory would have almost no weight; here it is a
-share there, too (docs/architecture.md). How the paper normalises queue and load is not published.
+share there, too (research/FIGURES.md). How the paper normalises queue and load is not published.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ Decoding requests are given by their number in each tier; a tier is a TPOT, infi
 has no objective. In a batch every request verifies as many tokens as suit its tier, so that it may
 take longer than a TPOT and read more (section 3.2.3, Appendix D).
 
-Source: SLOs-Serve (arXiv 2504.08784). For its contradictions see docs/architecture.md.
+Source: SLOs-Serve (arXiv 2504.08784). For its contradictions see research/FIGURES.md.
 """
 
 from abc import ABC, abstractmethod
