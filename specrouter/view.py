@@ -22,7 +22,6 @@ Override = tuple[int | None, int | None]  # depth and width that a request asks 
 SCHEDULED: Override = (None, None)
 
 NOT_BELIEVED = 1.0  # `EngineView.prediction_error` before anything is learned
-LEAST_PACE_MARGIN = 0.1  # least `EngineView.pace_margin`, and its value before anything is learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +209,6 @@ class EngineView:
         loaded: models that can draft at once.
         drafts: False in the few cycles without drafts that measure the speedup of drafting.
         resting: why drafting rests, if it was measured to be slower; else None.
-        pace_margin: share of every TPOT that admission reserves for what it cannot predict.
         prediction_error: share of admission's recent predictions that were wrong.
     """
 
@@ -224,7 +222,6 @@ class EngineView:
     loaded: frozenset[str]
     performance: PerformanceSnapshot
     standing: Standing = field(default_factory=Standing)
-    pace_margin: float = LEAST_PACE_MARGIN
     prediction_error: float = NOT_BELIEVED
     drafts: bool = True
     resting: str | None = None

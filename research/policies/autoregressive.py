@@ -19,11 +19,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from research.policies.admission_dp import MOST_NEW, best_set, tiers_for, tiers_of
+from research.policies.prefill_budget import PrefillBudget, whole_batches
 from specrouter.profile.batch_time import BatchTime
-from specrouter.slo.serve.admission_dp import MOST_NEW, Memory, best_set, tiers_for
-from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline, tiers_of
-from specrouter.slo.serve.pacing import Batch, Choice, Pacing
-from specrouter.slo.serve.prefill_budget import PrefillBudget, whole_batches
+from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
+from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -95,7 +95,7 @@ class Autoregressive(Pacing):
                 break
         return best
 
-    def keeps_all(self, load: Load) -> bool:
+    def is_in_time(self, load: Load) -> bool:
         lengths = self._batch_lengths(load, ())
         return any(leaves_nobody_late(load, self.times, each) for each in lengths)
 

@@ -9,13 +9,16 @@ from dataclasses import replace
 from functools import lru_cache
 
 from research.policies.autoregressive import Autoregressive
+from research.policies.strict_pacing import Strict, StrictDecision
 from specrouter.config import EngineConfig
 from specrouter.slo.admission import Admission, AdmissionPolicy, Admit
 from specrouter.slo.serve.measured_pacing import measured_pacing
 from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
 from specrouter.slo.serve.requests import sorted_requests
-from specrouter.view import LEAST_PACE_MARGIN, EngineView
+from specrouter.view import EngineView
+
+_MARGIN = 0.1  # share of every TPOT that is kept back where there are drafts
 
 
 class _SlosServe(AdmissionPolicy):
@@ -34,12 +37,12 @@ def strict(pacing: Pacing) -> Pacing:
     """Every batch is in time, and a fixed margin is kept back; without drafts, none."""
     if not pacing.alpha:
         return Autoregressive(pacing.times, pacing.idle_ms)
-    return Pacing(pacing.times, pacing.idle_ms, pacing.alpha, LEAST_PACE_MARGIN)
+    return Strict(pacing.times, pacing.idle_ms, pacing.alpha, _MARGIN)
 
 
 def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> Admit:
     """See `by_objectives`."""
-    decide = by_objectives(pacing_of, prefill_chunk, patience_ms=math.inf)
+    decide = by_objectives(pacing_of, prefill_chunk, patience_ms=math.inf, decision=StrictDecision)
 
     def policy(view: EngineView) -> Admission:
         decided = decide(view)

@@ -1,7 +1,6 @@
 """The admissions of named policies on a simulated machine, which knows its times as they are."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 from research.policies.slos_serve import slos_serve, strict
 from research.sim.baseline_admission import decode_first, prefill_first
@@ -11,8 +10,7 @@ from specrouter.config import EngineConfig
 from specrouter.slo.admission import Admit, fcfs
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.measured_pacing import measured_pacing
-from specrouter.slo.serve.pacing import Pacing
-from specrouter.slo.serve.policy import PacingOf, by_objectives
+from specrouter.slo.serve.policy import MOST_ERROR, PacingOf, by_objectives
 
 VLLM_TOKENS = 2048  # of prompts that vLLM reads in a batch, its default at the time
 
@@ -41,7 +39,7 @@ def admission_of(
         "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
         "decode-first": lambda: decode_first(batch_tokens or chunk),
         "research.policies:SLOS_SERVE": lambda: slos_serve(strictly(), chunk),
-        "slo": lambda: by_objectives(paced(), chunk, never_behind=True),
+        "slo": lambda: by_objectives(paced(), chunk, most_error=MOST_ERROR),
     }
     return made[name]()
 
@@ -53,8 +51,5 @@ def _pacing_of(machine: Machine, texts: SimulatedTexts) -> PacingOf:
     if machine.drafters:
         alpha = texts.of(machine.drafters[0], machine.target).acceptance
 
-    @lru_cache(maxsize=1)
-    def pacing(margin: float) -> Pacing:
-        return Amortized(times, times.ms(chunk), alpha, margin, chunk=chunk)
-
-    return lambda view: pacing(view.pace_margin)
+    pacing = Amortized(times, times.ms(chunk), alpha, chunk=chunk)
+    return lambda view: pacing

@@ -1,7 +1,6 @@
 """SimulatedRequest: an engine's request in simulated time, whose tokens have no value."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ from specrouter.bench.replay import Answer, LoadRequest
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective, with_implied_ttft
-from specrouter.request.output import Delta, RequestMetrics
+from specrouter.request.output import Delta
 from specrouter.request.pace import RUN_TOKENS
 from specrouter.request.params import SamplingParams
 from specrouter.request.running import RunningRequest
@@ -153,16 +152,6 @@ class SimulatedRequest(RunningRequest):
         """Since `decoded` was a multiple of ten; None where no such run is judged."""
         judged = self.request.judges_runs and self.commits
         return (now_s - self._run_s) * 1000 if judged else None
-
-    def kept_pace(self, metrics: RequestMetrics) -> bool | None:
-        """Over every run of ten tokens, where these are judged."""
-        asked = self.request
-        if not asked.judges_runs or asked.stages:
-            return replace(metrics, attained_stages=self._attained_stages()).kept_pace
-        worst_ms = max(metrics.tpot_ms_every_10, default=None)
-        if worst_ms is None or asked.objective_ms is None:
-            return True
-        return worst_ms <= asked.objective_ms
 
     def answer(self) -> Answer:
         error = self.refusal or ("cancelled" if self.is_cancelled else None)

@@ -196,11 +196,6 @@ class SimulatedService:
         """Of the policy in use."""
         return self._policies.current.planner
 
-    @property
-    def pace_margin(self) -> float:
-        """See `EngineState`."""
-        return self._book.promises.pace_margin
-
     def seconds_per_request(self) -> float | None:
         """See `AdmissionPace`."""
         return self._book.pace.seconds_per_request(self._now_s)

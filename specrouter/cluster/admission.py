@@ -52,14 +52,12 @@ def attainability(
     first_ms = told.wait_ms + told.first_ms * correction.ttft
     ttft_ms = request.elapsed_ms + first_ms
     total_ms = first_ms + tpot_ms * max(0, request.remaining - 1)
-    # The reported TPOT is a mean; the engine reserves this margin for prompts that arrive later.
-    careful_ms = max(tpot_ms, told.tpot_ms / (1.0 - state.pace_margin))
-    slack, why = _slack(request, ttft_ms, careful_ms, total_ms)
+    slack, why = _slack(request, ttft_ms, tpot_ms, total_ms)
     promised_ms = state.tightest_tpot_ms
-    if request.objective and promised_ms is not None and careful_ms > promised_ms and slack >= 0:
+    if request.objective and promised_ms is not None and tpot_ms > promised_ms and slack >= 0:
         # The objectives of running requests were promised first.
-        slack = 1.0 - careful_ms / promised_ms
-        why = f"{careful_ms:.0f} ms a token, where {promised_ms:.0f} ms are promised to another"
+        slack = 1.0 - tpot_ms / promised_ms
+        why = f"{tpot_ms:.0f} ms a token, where {promised_ms:.0f} ms are promised to another"
     return Attainability(ttft_ms, tpot_ms, total_ms, slack, why)
 
 

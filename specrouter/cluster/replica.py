@@ -68,7 +68,6 @@ class ReplicaServer:
             fingerprint=router.fingerprint,
             status="ready" if router.is_healthy else "failed",
             failure=router.failure,
-            pace_margin=engine.pace_margin,
             step_s=router.instruments.engine.step_s,
         )
 

@@ -57,18 +57,12 @@ def counted_before(
 
 
 def total_state(every: Iterable[EngineState]) -> EngineState:
-    """Return the sum of states, except for three fields.
-
-    These are the tightest objective, the widest margin, and the speedups of the first that has
-    some.
-    """
+    """Return the sum of states, with the tightest objective and the first speedups of all."""
     states = list(every)
     tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
-    widest = max(one.pace_margin for one in states)
     return replace(
         total(states),
         tightest_tpot_ms=min(tightest, default=None),
-        pace_margin=widest,
         speedups=next((one.speedups for one in states if one.speedups), {}),
     )
 

@@ -30,7 +30,6 @@ class ReplicaState:
         baseline_tpot_ms: TPOT of one request alone on the target.
         max_request_tokens: most tokens of a request, prompt and output.
         retry_after_s: time until one more request would get a row.
-        pace_margin: share of a TPOT to reserve, as its admission has learned.
         step_s: seconds since the start of the present cycle.
     """
 
@@ -49,7 +48,6 @@ class ReplicaState:
     fingerprint: str
     status: Status = "ready"
     failure: str | None = None
-    pace_margin: float = 0.0
     step_s: float = 0.0
 
     @property

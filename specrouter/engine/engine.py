@@ -159,7 +159,6 @@ class Engine:
             tightest_tpot_ms=min((each for each in promised if each is not None), default=None),
             kv_cached_tokens=manager.cached_slots,
             cache=replace(manager.cache_counts),
-            pace_margin=self.book.promises.pace_margin,
             speedups=self.policies.current.speedup.speedups,
         )
 

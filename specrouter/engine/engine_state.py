@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specrouter.profile.speedup import Speedup
-from specrouter.view import LEAST_PACE_MARGIN
 from statemgr import CacheCounts
 
 
@@ -23,7 +22,6 @@ class EngineState:
         control_faults: failures by part of the control plane, see `FaultGuard`.
         kv_cached_tokens: slots of cached prefixes, which use memory that no request holds.
         cache: counts of the prefix cache.
-        pace_margin: share of every TPOT objective that admission keeps in reserve now.
         speedups: measured speedup by drafts, by load; see `SpeedupMeter`.
     """
 
@@ -41,5 +39,4 @@ class EngineState:
     tightest_tpot_ms: float | None = None
     kv_cached_tokens: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
-    pace_margin: float = LEAST_PACE_MARGIN
     speedups: Mapping[int, Speedup] = field(default_factory=dict)

@@ -102,12 +102,11 @@ class RequestBook:
             waiting[each].is_declined = True
         for each in admission.lost:
             by_id[each].is_promised = False
-            self.promises.note(kept=False, kept_pace=False)
+            self.promises.note(kept=False)
         if admission.order and admission.order != self.order:
             self.order = admission.order
             order = (cycle, len(self.running), self.order, admission.why)
             self.faults.each("accounts", lambda: self.admissions.note_order(*order))
-        self.promises.note_held_back(admission.held_back)
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:
             self.end_all([(one, "error", _unattainable(one)) for one in rejected])
@@ -293,7 +292,7 @@ class RequestBook:
             slo_class = None if request.objective is None else request.objective.slo_class
             self.lengths.record(slo_class, metrics.output_tokens)
             if request.is_promised and metrics.attained is not None:
-                self.promises.note(kept=metrics.attained, kept_pace=request.kept_pace(metrics))
+                self.promises.note(kept=metrics.attained)
 
 
 def _unattainable(request: RunningRequest) -> str:

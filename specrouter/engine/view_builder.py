@@ -92,7 +92,6 @@ class ViewBuilder:
             loaded=frozenset(name for name in self._models if executor.is_open(name)),
             performance=performance,
             standing=standing,
-            pace_margin=book.promises.pace_margin,
             prediction_error=book.promises.error,
         )
 

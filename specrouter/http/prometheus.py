@@ -86,8 +86,6 @@ counter specrouter_slo_attained_stages{slo_class, stage} = stages_kept: Stages o
     their TPOT, by place.
 counter specrouter_slo_missed_stages{slo_class, stage} = stages_missed: Stages of outputs that
     missed their TPOT, by place.
-gauge specrouter_slo_pace_margin_ratio = state.pace_margin: Share of every TPOT objective that
-    admission keeps back.
 counter specrouter_model_forwards{model} = forwards: Forward passes of a model.
 counter specrouter_model_tokens{model} = pack_tokens: Input tokens of a model's forward passes.
 counter specrouter_model_seconds{model} = model_ms: Time spent in a model's forward passes.

@@ -337,10 +337,6 @@ class RunningRequest:
             sampling=self.spec.params.sampling,
         )
 
-    def kept_pace(self, metrics: RequestMetrics) -> bool | None:
-        """See `RequestMetrics.kept_pace`."""
-        return metrics.kept_pace
-
     def run_ms(self, now_s: float) -> float | None:
         """Return None: no request is judged by runs of ten tokens; see `RequestTable`."""
         return None

@@ -45,8 +45,6 @@ class Admission:
         budget_nodes: most draft nodes that the target verifies in this cycle; None: unbounded.
         budget_ms: most time of the cycle; None: unbounded.
         promised: those of `admitted` whose objectives are predicted to be attained.
-        held_back: number of requests that were declined, or admitted without a promise, only
-            because of the margin; it narrows the margin.
         lost: ids of running requests that were promised their objectives and will miss them.
         ranks: if KV memory is short, the highest rank is preempted first, and of equal ones the
             last admitted; 0 for others. No request is admitted before a preempted one of a lower
@@ -64,7 +62,6 @@ class Admission:
     budget_nodes: int | None = None
     budget_ms: float | None = None
     promised: frozenset[int] = frozenset()
-    held_back: int = 0
     lost: tuple[int, ...] = ()
     ranks: Mapping[int, float] = field(default_factory=dict)
     order: Order | None = None

@@ -12,5 +12,5 @@ OPT_30B = RooflineTime(((9.314e-2, 2.797, 37.88), (0.0, 3.014, 1.239e-2)))
 
 
 def amortized(times: BatchTime, idle_ms: float, alpha: float, chunk: int) -> PacingOf:
-    """With the margin of the view."""
-    return lambda view: Amortized(times, idle_ms, alpha, view.pace_margin, chunk=chunk)
+    pacing = Amortized(times, idle_ms, alpha, chunk=chunk)
+    return lambda view: pacing

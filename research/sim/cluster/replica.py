@@ -94,7 +94,6 @@ class SimulatedReplica:
             max_request_tokens=capacity,
             retry_after_s=self._retry_after_s(len(running), len(waiting)),
             fingerprint=machine.target,
-            pace_margin=service.pace_margin,
         )
 
     def _retry_after_s(self, running: int, waiting: int) -> float:

@@ -1,14 +1,16 @@
 """Amortized: pacing in which all tokens that are left may make up for the time of a prompt.
 
-SLOs-Serve's batches are each in time, as they must be where every run of ten tokens is judged. A
-TPOT that is the mean of the whole output is more lenient: a request that pauses for 100 ms while a
-prompt is read needs 1 ms less for each of the 100 tokens that it has left. Such cycles are
-*sustained* (docs/routing.md). Prompts that can wait are read in the room that strict batches leave.
-No cycle takes longer than the unread prompts allow, and requests that decode without an objective
-sit out if there is no room. The planner chooses how requests decode, unless only the strict batches
-keep all in time: then those are followed exactly. Pure.
-Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see
-docs/architecture.md.
+A TPOT is the mean over an output: a request that pauses for 100 ms while a prompt is read needs 1
+ms less for each of the 100 tokens that it has left. A load is *sustained* (docs/routing.md) if
+there are cycles that keep all paces which this leaves, and that read all prompts by their
+deadlines. New requests are admitted by deadline, as long as the load stays sustained. If it is not,
+the neediest are given up.
+
+An urgent prompt is read in such cycles, as much of it as they allow. Otherwise prompts are read in
+the cycles that read most of them per millisecond without delaying anybody. No cycle takes longer
+than the unread prompts allow, and requests that decode without an objective sit out if there is no
+room. The planner chooses how requests decode.
+Pure. It relaxes SLOs-Serve (arXiv 2504.08784), section 3.2, whose batches are each in time.
 """
 
 import math
@@ -16,24 +18,25 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import Reserved
-from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Batch, Choice, Pacing
+from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing
 from specrouter.slo.serve.reservation import first_chunk, longest_ms
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _URGENT = 10.0  # a prompt with less time left than this multiple of its reading is urgent
-_MOST_NEW = 16  # urgent prompts that one decision considers
+_MOST_NEW = 16  # new prompts that one decision considers
 _CYCLES = 24  # number of cycle lengths that are tried
 _COMING = 0.35  # share of every objective kept for later requests in a first-come order
-_MARGIN = 0.2  # share of every TPOT kept for prompts that are still to come
+_CALM = 0.1  # share of every TPOT kept while no prompt is urgent: what begins early decodes early
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Amortized(Pacing):
     """
 
     chunk: int
-    leaves_decoding: ClassVar[bool] = True
+    margin: float = 0.2
 
     @cached_property
     def _token_ms(self) -> float:
@@ -56,7 +59,8 @@ class Amortized(Pacing):
         return replace(super().beside(tokens), chunk=max(1, self.chunk - tokens))
 
     def is_in_time(self, load: Load) -> bool:
-        return self.keeps_all(load) or self._is_sustained(load)
+        """Return whether the load is sustained."""
+        return self._reading_beside(load) is not None
 
     def in_time(self, load: Load, in_order: Sequence[Prompt] | None = None) -> frozenset[int]:
         """Return the ids of those of the load that attain their objectives if all requests decode.
@@ -89,45 +93,53 @@ class Amortized(Pacing):
         return frozenset(known - lost)
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
-        new = new if memory.rows > 0 else ()
-        calm = super().choose(load, new, memory)
-        if calm.in_time or self._is_sustained(load):
-            admitted = self._with_urgent(load, calm.admitted, new, memory)
-            return replace(calm, admitted=admitted, in_time=True)
-        # Doubled each time: if just enough were given up, the next cycle would give up more.
-        count, most = 1, len(load.ids) if any(map(self._is_urgent, new)) else 0
-        while count <= most:
-            lighter = load.without_neediest(count)
-            if self._is_sustained(lighter):
-                admitted = self._with_urgent(lighter, (), new, memory)
-                calm = super().choose(lighter, (), memory)
-                return replace(calm, admitted=admitted, in_time=True, given_up=count)
-            count *= 2
-        return calm
-
-    def _with_urgent(
-        self, load: Load, calm: Sequence[Prompt], new: Sequence[Prompt], memory: Memory
-    ) -> tuple[Prompt, ...]:
-        names = {each.id for each in calm}
-        urgent = [each for each in new if each.id not in names and self._is_urgent(each)]
-        beside = load.joined(calm)
-        if not urgent or not self._is_sustained(beside):
-            return tuple(calm)
+        given_up = self._given_up(load)
+        if given_up is None:
+            return Choice(in_time=False)
         found: list[Prompt] = []
-        for prompt in sorted(urgent, key=lambda each: (each.is_soft, each.deadline_ms))[:_MOST_NEW]:
+        if given_up or memory.rows < 1:
+            return Choice(given_up=given_up)
+        for prompt in sorted(new, key=lambda each: (each.is_soft, each.deadline_ms))[:_MOST_NEW]:
             wanted = [*found, prompt]
-            if memory.holds([*calm, *wanted]) and self._is_sustained(beside.joined(wanted)):
+            if memory.holds(wanted) and self.is_in_time(load.joined(wanted)):
                 found = wanted
-        return (*calm, *found)
+        return Choice(tuple(found))
+
+    def _given_up(self, load: Load) -> int | None:
+        """Return how many of the neediest are given up, so that the others stay in time.
+
+        None: prompts would be late even then. The number is doubled each time: if just enough were
+        given up, the next cycle would give up more.
+        """
+        count = 0
+        while not self.is_in_time(load.without_neediest(count)):
+            count = 2 * count or 1
+            if count > len(load.ids):
+                return None
+        return count
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
-        batch = super().batch(load, batch_ms)
-        urgent = [place for place, each in enumerate(load.prompts) if self._is_urgent(each)]
+        batch = self._calm(load)
+        urgent = any(map(self._is_urgent, load.prompts))
         times = self._reading_beside(load) if urgent else None
         first = None if times is None else first_chunk(times, self.chunk, load.prompts)
-        if first is None:
-            return batch
-        return replace(batch, tokens=int(batch.lengths.sum()) + first)
+        return batch if first is None else replace(batch, tokens=int(batch.lengths.sum()) + first)
+
+    def _calm(self, load: Load) -> Batch:
+        """Return the batch that reads most prompt tokens per millisecond and delays nobody."""
+        paces = load.tpot_ms * (1.0 - _CALM)
+        ms, tokens, lengths = self.idle_ms, self.times.tokens_within(self.idle_ms), paces
+        most = -math.inf
+        cycles_ms, needs = self._cycles(paces, self.times.ms(len(paces)))
+        for cycle_ms, each in zip(cycles_ms, needs, strict=True):
+            steps = math.ceil(each.max() - _ROUNDING) - 1
+            within = self.times.tokens_within(cycle_ms, steps)
+            spare = (within - float(each.sum())) / cycle_ms
+            if spare > most:
+                most, ms, tokens, lengths = spare, cycle_ms, within, each
+        verified = np.ceil(lengths - _ROUNDING).astype(np.int64)
+        verified = np.where(np.cumsum(verified) <= tokens, verified, 0)
+        return Batch(ms=ms, next_ms=ms, tokens=tokens, lengths=verified)
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         if all(each.can_wait for each in load.prompts):
@@ -137,8 +149,6 @@ class Amortized(Pacing):
         if times is not None:
             most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
             spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
-        elif self.keeps_all(load):
-            return replace(batch, paces_decoding=True)
         room = min(batch.room, max(0, spare - load.others))
         return replace(batch, longest_ms=most_ms, room=room, spare=spare)
 
@@ -155,15 +165,8 @@ class Amortized(Pacing):
         reading_ms = self.times.ms(min(prompt.tokens, self.chunk))
         return not prompt.can_wait and prompt.deadline_ms < _URGENT * reading_ms
 
-    def _is_sustained(self, load: Load) -> bool:
-        return self._reading_beside(load) is not None
-
     def _reading_beside(self, load: Load) -> Reserved | None:
-        """Return the times of cycles that read the admitted prompts in time.
-
-        None: the strict pacing's batches are followed, whether they keep all in time or nothing
-        does.
-        """
+        """Return the times of cycles that read the admitted prompts in time; None: none do."""
         times = self._keeping_up(load)
         holds = times is not None and first_chunk(times, self.chunk, load.prompts) is not None
         return times if holds else None
@@ -180,27 +183,31 @@ class Amortized(Pacing):
         unread = sum(each.tokens for each in load.prompts)
         paces = load.tpot_ms - self._token_ms * unread / load.left
         coming = [each.tpot_ms for each in _paced(load)]
-        found: Floats = np.concatenate((paces, coming)) * (1.0 - max(_MARGIN, self.margin))
+        found: Floats = np.concatenate((paces, coming)) * (1.0 - self.margin)
         return found
 
     def _beside(self, paces: Floats, others: int) -> Reserved | None:
         if not len(paces):
             return Reserved(self.times, others)
-        if paces.min() < self.fastest_ms:
-            return None
         shortest = self.times.ms(len(paces) + others)
-        longest = float(paces.min()) * self.reach[-1]
-        if longest < shortest:
+        if paces.min() < self.fastest_ms or float(paces.min()) * self.reach[-1] < shortest:
             return None
-        cycles_ms = np.geomspace(shortest, longest, _CYCLES)
-        counts = np.arange(1.0, len(self.reach) + 1.0)
-        needs = np.interp(cycles_ms[:, None] / paces, self.reach, counts)  # [_CYCLES, R]
+        cycles_ms, needs = self._cycles(paces, shortest)
         steps = np.ceil(needs.max(axis=1)).astype(int) - 1
         verified = (needs.sum(axis=1) + others).tolist()
-        for tokens, step, ms in zip(verified, steps.tolist(), cycles_ms.tolist(), strict=True):
+        for tokens, step, ms in zip(verified, steps.tolist(), cycles_ms, strict=True):
             if self.times.ms(tokens, step) <= ms:
                 return Reserved(self.times, math.ceil(tokens), step)
         return None
+
+    def _cycles(self, paces: Floats, shortest_ms: float) -> tuple[list[float], Floats]:
+        """Return cycle times [C], and the tokens [C, R] to verify in each to keep the paces."""
+        if not len(paces):
+            return [], np.zeros((0, 0))
+        longest_ms = max(float(paces.min() * self.reach[-1]), shortest_ms)
+        cycles_ms = np.geomspace(shortest_ms, longest_ms, _CYCLES)
+        counts = np.arange(1.0, len(self.reach) + 1.0)
+        return cycles_ms.tolist(), np.interp(cycles_ms[:, None] / paces, self.reach, counts)
 
 
 def _paced(load: Load) -> list[Prompt]:

@@ -12,9 +12,6 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 EPS_MS = 1e-6
-_ROUNDING = 1e-9
-_TIERS = 3  # finite TPOTs that the dynamic program distinguishes
-_GRID = 1.05  # ratio of the TPOTs that are distinguished, if there are more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,27 +107,3 @@ class Load:
     def tightest_ms(self) -> float:
         """The tightest TPOT of decoding requests; infinite if there are none."""
         return float(self.tpot_ms.min(initial=np.inf))
-
-
-def tiers_of(tpots_ms: Floats | Sequence[float]) -> tuple[float, ...]:
-    """Return few TPOTs, ascending, that stand for many.
-
-    None is looser than those that it stands for. An infinite one comes last.
-    """
-    given = np.asarray(tpots_ms, dtype=np.float64)
-    is_finite = np.isfinite(given)
-    distinct = np.unique(given[is_finite])
-    if len(distinct) > _TIERS:
-        # On a grid, so that the next cycle can reuse the results that are cached by tiers.
-        distinct = np.unique(_GRID ** np.floor(np.log(distinct) / np.log(_GRID) + _ROUNDING))
-    if len(distinct) > _TIERS:
-        cuts = np.geomspace(distinct[0], distinct[-1] * (1.0 + _ROUNDING), _TIERS + 1)[:-1]
-        distinct = np.unique(distinct[np.searchsorted(distinct, cuts * (1.0 - _ROUNDING))])
-    has_none = not len(distinct) or not is_finite.all()
-    return (*distinct.tolist(), *((math.inf,) if has_none else ()))
-
-
-def tier_of(tiers_ms: Sequence[float], tpots_ms: Floats | float) -> Ints:
-    """Return the loosest tier that is tight enough."""
-    paces = np.asarray(tpots_ms) * (1.0 + _ROUNDING)
-    return np.maximum(np.searchsorted(np.array(tiers_ms), paces, side="right") - 1, 0)

@@ -25,7 +25,7 @@ from specrouter.profile.time_curve import PAIRS, TimeCurve
 from specrouter.request.params import Chain
 from specrouter.slo.admission import AdmissionPolicy, Admit
 from specrouter.slo.serve.amortized import Amortized
-from specrouter.slo.serve.policy import by_objectives
+from specrouter.slo.serve.policy import MOST_ERROR, by_objectives
 from specrouter.slo.serve.requests import has_objective
 from specrouter.view import SCHEDULED, EngineView
 
@@ -33,7 +33,7 @@ from specrouter.view import SCHEDULED, EngineView
 def measured_pacing(
     target: str, prefill_chunk: int, most_tokens: int
 ) -> Callable[[EngineView], Amortized]:
-    """Return the pacing by view, with the view's margin.
+    """Return the pacing by view.
 
     Args:
         target: name of the target.
@@ -43,7 +43,7 @@ def measured_pacing(
 
     @lru_cache(maxsize=16)
     def pacing(
-        snapshot: PerformanceSnapshot, chain: Chain, load: tuple[int, int, bool], margin: float
+        snapshot: PerformanceSnapshot, chain: Chain, load: tuple[int, int, bool]
     ) -> Amortized:
         requests, slots, sampled = load
         work = Workload(requests=requests, slots=slots, sampled=sampled)
@@ -51,7 +51,7 @@ def measured_pacing(
         def drafting(drafters: Chain, alpha: float) -> Amortized:
             times = batch_times(snapshot, (*drafters, target), work, most_tokens)
             idle_ms = times.ms(prefill_chunk)
-            return Amortized(times, idle_ms, alpha, margin, chunk=prefill_chunk)
+            return Amortized(times, idle_ms, alpha, chunk=prefill_chunk)
 
         alone = drafting((), 0.0)
         if len(chain) == 1:
@@ -60,9 +60,7 @@ def measured_pacing(
         found = drafting(chain[:-1], alpha)
         return found if found.fastest_ms < alone.fastest_ms else alone
 
-    return lambda view: pacing(
-        view.performance, _chain(view, target), _load(view), view.pace_margin
-    )
+    return lambda view: pacing(view.performance, _chain(view, target), _load(view))
 
 
 class _Slo(AdmissionPolicy):
@@ -71,7 +69,7 @@ class _Slo(AdmissionPolicy):
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
         chunk = engine.prefill_chunk
         pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
-        return by_objectives(pacing, chunk, never_behind=True)
+        return by_objectives(pacing, chunk, most_error=MOST_ERROR)
 
 
 SLO = _Slo()

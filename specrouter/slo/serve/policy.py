@@ -1,6 +1,8 @@
 """Admission by objectives: the policy `slo` (docs/routing.md), and the parts of SLOs-Serve's.
 
-`slo` reconsiders a request as long as it could attain its objective. No request starves: the oldest
+`slo` follows first come, first served where that is predicted to attain all objectives, and where
+predictions have proved wrong. Otherwise it admits the requests that can be served in time. It
+reconsiders a request as long as it could attain its objective. No request starves: the oldest
 best-effort request that has waited `patience_ms` gets its row before any other is admitted, then a
 token in every batch, or an eighth of one for its prompt. So it ends, at the latest, after
 `patience_ms`, the end of those that ran then, its prompt in such chunks, and as many batches as its
@@ -16,16 +18,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specrouter.slo.admission import Admission, Admit, fcfs
-from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Batch, Choice, Pacing
+from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing
 from specrouter.slo.serve.requests import Sorted, has_objective, is_old, sorted_requests
 from specrouter.slo.serve.reservation import with_prompts
 from specrouter.view import EngineView, RequestTable
 
 PacingOf = Callable[[EngineView], Pacing]
 
+# Share of wrong predictions from which on requests are served as they come.
+MOST_ERROR = 0.5
 _SHARE = 8  # a promoted prompt reads one part in 8 of a batch
 _LEAST_CHUNK = 16
 
@@ -35,56 +38,74 @@ def by_objectives(
     prefill_chunk: int,
     *,
     patience_ms: float = 30_000.0,
-    never_behind: bool = False,
+    most_error: float = math.inf,
+    decision: "type[Decision] | None" = None,
 ) -> Admit:
     """Return the admission policy by objectives.
 
     Args:
-        pacing_of: pacing of a view.
+        pacing_of: pacing of a view; it returns `Amortized` if `most_error` is finite.
         prefill_chunk: chunk of `fcfs`, which is followed if no request has an objective.
         patience_ms: wait after which a best-effort request comes first.
-        never_behind: follow `fcfs` unless more requests attain their objectives otherwise;
-            `pacing_of` returns `Amortized`.
+        most_error: follow `fcfs`, too, while it attains all objectives, or while at least this
+            share of predictions is wrong; infinite: never.
+        decision: the class that decides, if it is another one.
     """
-    without_objectives = fcfs(prefill_chunk)
+    as_they_came = fcfs(prefill_chunk)
     least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))
+    make = decision or Decision
 
     def policy(view: EngineView) -> Admission:
         if not (has_objective(view.running).any() or has_objective(view.waiting).any()):
-            return without_objectives(view)
+            return as_they_came(view)
         pacing = pacing_of(view)
-        decision = _Decision(
-            view=view, pacing=pacing, patience_ms=patience_ms, least_chunk=least_chunk
+        made = make(
+            view=view,
+            pacing=pacing,
+            asked=sorted_requests(view, pacing, patience_ms),
+            patience_ms=patience_ms,
+            least_chunk=least_chunk,
         )
-        ours = decision.admission()
-        # The prediction does not cover TPOT by runs of ten tokens, which only simulations judge.
-        if not never_behind or not np.isnan(view.running.run_ms).all():
-            return ours
-        assert isinstance(pacing, Amortized), "strict pacing is as it was published"
-        return decision.or_as_they_came(pacing, ours, without_objectives)
+        # Predictions do not cover TPOT by runs of ten tokens, which only simulations judge.
+        if math.isinf(most_error) or not np.isnan(view.running.run_ms).all():
+            return made.admission()
+        first_come, late = made.first_come(as_they_came)
+        if not late or view.prediction_error >= most_error:
+            return first_come
+        why = (
+            f"{late} requests would miss their objectives as they came; "
+            f"{view.prediction_error:.0%} of predictions did not come true"
+        )
+        return replace(made.admission(), order="objectives", why=why)
 
     return policy
 
 
 @dataclass(kw_only=True)
-class _Decision:
+class Decision:
+    """The decision of one cycle.
+
+    Attributes:
+        asked: the requests, by what they need.
+        least_chunk: chunk of a promoted prompt.
+    """
+
     view: EngineView
     pacing: Pacing
+    asked: Sorted
     patience_ms: float
-    least_chunk: int  # chunk of a promoted prompt
+    least_chunk: int
     rows: int = 0  # free
     memory: float = math.inf  # free KV tokens
     admitted: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     waits_for_memory: bool = False
-    asked: Sorted = field(init=False)
     promoted: RequestTable | None = None  # a single request
     fixed: dict[int, int] = field(default_factory=dict)  # tokens of the promoted request, by id
-    load: Load = field(init=False)  # with the admitted prompts
 
     def admission(self) -> Admission:
-        view, pacing = self.view, self.pacing
-        self.asked = sorted_requests(view, pacing, self.patience_ms)
+        """Admit the requests that can be served in time, then best-effort ones."""
+        view, pacing, asked = self.view, self.pacing, self.asked
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         self.promoted = self._promoted()
@@ -101,46 +122,34 @@ class _Decision:
             for prompt in choice.admitted
             if self._admit(prompt.id, prompt.kv_tokens)
         ]
-        load = self.load = self.asked.load.without_neediest(choice.given_up).joined(came)
+        load = asked.load.without_neediest(choice.given_up).joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort()
         kept = self.promoted.id if self.promoted is not None else ()
-        beside = np.setdiff1d(self.asked.beside.id, kept)
+        beside = np.setdiff1d(asked.beside.id, kept)
         return replace(
             self._written(load, batch),
             ranks=dict.fromkeys(beside.tolist(), 1.0),
             promised=frozenset(prompt.id for prompt in came),
-            held_back=len(self.asked.held_back),
-            lost=self.asked.lost,
+            lost=asked.lost,
         )
 
-    # The alternative: first come, first served
+    def first_come(self, fcfs: Admit) -> tuple[Admission, int]:
+        """Return `fcfs`'s admission, and the number of requests predicted to miss objectives by it.
 
-    def or_as_they_came(self, pacing: Amortized, ours: Admission, fcfs: Admit) -> Admission:
-        """Return `fcfs`'s admission, unless `ours` is predicted to attain more objectives.
-
-        The prediction counts less the less it came true. Declined requests stay declined in both
-        cases. But `fcfs` tries requests that were declined for a TPOT that is too tight for any
-        promise.
+        Declined requests stay declined. But `fcfs` tries requests that were declined for a TPOT
+        that is too tight for any promise.
         """
-        view, asked = self.view, self.asked
-        declined = set(ours.declined)
+        view, asked, pacing = self.view, self.asked, self.pacing
+        assert isinstance(pacing, Amortized), "strict pacing is as it was published"
+        declined = set(asked.beyond)
         staying = view.waiting.take(~(view.waiting.rejects & view.waiting.among(declined)))
         tried = asked.too_tight.intersection(staying.id.tolist())
         theirs = fcfs(replace(view, waiting=staying))
         admitted = set(theirs.admitted)
-        as_fcfs = replace(
-            theirs,
-            declined=tuple(one for one in ours.declined if one not in tried),
-            held_back=len(asked.held_back & (declined - tried | admitted)),
-            lost=ours.lost,
-        )
-        if _does(ours) == _does(theirs):
-            return replace(as_fcfs, promised=ours.promised)
         new = [one for one in asked.new if one.id in admitted]
         load = asked.load.joined(new)
         prompts = {one.id: one for one in load.prompts}
-        order = view.running.id.tolist() + list(theirs.admitted)
         unpaced = asked.beside
         others = unpaced.take((unpaced.row >= 0) | unpaced.among(admitted))
         rest = {
@@ -149,26 +158,20 @@ class _Decision:
             for name, unread in zip(others.id.tolist(), others.unread.tolist(), strict=True)
             if unread
         }  # fmt: skip
+        order = view.running.id.tolist() + list(theirs.admitted)
         in_order = [each for name in order if (each := prompts.get(name) or rest.get(name))]
-        load = replace(load, others=len(others))
-        as_they_came = pacing.in_time(load, in_order) - rest.keys()
-        may_wait = {one.id for one in self.asked.new if one.is_soft}
-        by_need = set(may_wait)
-        if pacing.is_in_time(self.load):
-            by_need.update(self.load.ids, (one.id for one in self.load.prompts))
-        else:
-            by_need |= pacing.in_time(self.load)
-        gained = len(by_need - as_they_came - (may_wait - admitted))
-        lost = len(as_they_came - by_need)
-        error = self.view.prediction_error
-        why = (
-            f"{len(by_need)} requests attain their objectives by objectives, {len(as_they_came)} "
-            f"as they came; {error:.0%} of predictions did not come true"
+        attain = pacing.in_time(replace(load, others=len(others)), in_order) - rest.keys()
+        late = len({*load.ids, *prompts} - attain)
+        late += sum(one.id not in admitted and not one.is_soft for one in asked.new)
+        found = replace(
+            theirs,
+            declined=tuple(one for one in asked.beyond if one not in tried),
+            lost=asked.lost,
+            order="first_come",
+            why=f"{late} requests would miss their objectives as they came",
+            promised=frozenset(attain & {one.id for one in new}),
         )
-        if gained * (1.0 - 2.0 * error) > lost * (1.0 + error):
-            return replace(ours, order="objectives", why=why)
-        promised = frozenset(as_they_came & {one.id for one in new})
-        return replace(as_fcfs, order="first_come", why=why, promised=promised)
+        return found, late
 
     # Admission of requests
 
@@ -242,6 +245,17 @@ class _Decision:
     # The batch
 
     def _written(self, load: Load, batch: Batch) -> Admission:
+        """Return the admission with this batch; the planner chooses how requests decode in it."""
+        found, _, _ = self._shared(load, batch)
+        sitting_out = self._sitting_out(batch.spare, load.others)
+        return replace(found, budget_ms=batch.longest_ms, paused=sitting_out)
+
+    def _shared(self, load: Load, batch: Batch) -> tuple[Admission, dict[int, int], int]:
+        """Share the batch's room among all requests.
+
+        Returns the admission without the batch's limits, the tokens that each decoding request
+        verifies, by id, and the room that is left.
+        """
         chunks = dict(zip((each.id for each in load.prompts), batch.chunks, strict=True))
         lengths = dict(zip(load.ids, batch.lengths.tolist(), strict=True))
         room = batch.room
@@ -260,19 +274,7 @@ class _Decision:
             preempted=tuple(self.preempted),
             declined=self.asked.beyond,
         )
-        if self.pacing.leaves_decoding and not batch.paces_decoding:
-            return replace(
-                admission,
-                budget_ms=batch.longest_ms,
-                paused=self._sitting_out(batch.spare, load.others),
-            )
-        return replace(
-            admission,
-            paused=frozenset(name for name, length in lengths.items() if not length),
-            depths={name: max(0, length - 1) for name, length in lengths.items()},
-            budget_nodes=room + sum(max(0, length - 1) for length in lengths.values()),
-            budget_ms=batch.ms,
-        )
+        return admission, lengths, room
 
     def _sitting_out(self, most: int | None, given_up: int) -> frozenset[int]:
         """Return the decoding requests without an objective that sit out, the last ones first.
@@ -304,8 +306,3 @@ class _Decision:
                 more = min(room, unread[name] + 1 - own)
                 chunks[name], room = own + more, room - more
         return room
-
-
-def _does(admission: Admission) -> Admission:
-    """Return the admission without the fields that do not change the cycle."""
-    return replace(admission, promised=frozenset(), declined=(), lost=(), held_back=0)

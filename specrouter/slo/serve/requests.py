@@ -36,7 +36,6 @@ class Sorted:
         new: waiting ones that could attain their objectives if they were alone.
         beyond: ids of waiting ones whose objectives cannot be attained any more.
         too_tight: those of them whose TPOT is less than any promised now.
-        held_back: those of them that only the margin excludes.
     """
 
     load: Load
@@ -46,7 +45,6 @@ class Sorted:
     new: tuple[Prompt, ...] = ()
     beyond: tuple[int, ...] = ()
     too_tight: frozenset[int] = frozenset()
-    held_back: frozenset[int] = frozenset()
 
     @cached_property
     def beside(self) -> RequestTable:
@@ -86,7 +84,6 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
     beyond |= ~is_able & ~waiting.declined & needs.asks
     is_new = is_able & ~too_tight & ~is_late
     stays = ~is_new & ~(beyond & waiting.rejects)
-    held_back = too_tight & (needs.tpot_ms >= pacing.fastest_ms)
     return Sorted(
         load=load,
         new=tuple(needs.prompts(is_new)),
@@ -94,7 +91,6 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
         waiting=_by_key(waiting.take(stays)),
         beyond=tuple(waiting.id[beyond].tolist()),
         too_tight=frozenset(waiting.id[too_tight].tolist()),
-        held_back=frozenset(waiting.id[held_back].tolist()),
         lost=lost,
     )
 

@@ -88,19 +88,6 @@ def test_what_runs_was_promised_first() -> None:
     assert attainability(own, request()).attained, "it asks for nothing"
 
 
-def test_of_a_tpot_is_kept_back_what_its_engine_has_learned_to_keep_back() -> None:
-    """And of nothing else: a TTFT is no mean over tokens that come while others' prompts do."""
-    own = state(pace_margin=0.2)  # 10 ms a token, so 12.5 may be asked for
-    assert attainability(own, request(paced(12.5))).slack == pytest.approx(0.0)
-    assert not attainability(own, request(paced(12.4))).attained
-    assert attainability(
-        own, request(Objective(tpot_ms=None, ttft_ms=20.0))
-    ).slack == pytest.approx(0.0)
-    crowded = state(running=1, tightest_tpot_ms=13.0, pace_margin=0.2)
-    assert not attainability(crowded, request(paced(20.0))).attained
-    assert attainability(replace(crowded, pace_margin=0.1), request(paced(20.0))).attained
-
-
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 500), st.integers(1, 500))
 def test_more_work_before_a_request_never_makes_it_earlier(
     running: int, waiting: int, unread: int, prompt: int

@@ -117,16 +117,6 @@ def test_corrected_times_decide_what_is_attained() -> None:
     assert not attainability(state(), asked, correction=Correction(ttft=2.1)).attained
 
 
-def test_of_correction_and_margin_the_larger_counts() -> None:
-    """Both are learned from the same shortfall."""
-    asked, own = request(Objective(tpot_ms=20.0, ttft_ms=None)), state(pace_margin=0.2)
-    slack = {
-        factor: attainability(own, asked, correction=Correction(factor)).slack
-        for factor in (1.0, 1.25, 1.6)
-    }
-    assert slack == pytest.approx({1.0: 0.375, 1.25: 0.375, 1.6: 0.2})
-
-
 def test_what_is_expected_is_what_the_view_says() -> None:
     asked = request(Objective(tpot_ms=25.0, ttft_ms=40.0))
     one = view("a", state(1, unread_tokens=50), sent=1, correction=Correction(2.0, 1.2))

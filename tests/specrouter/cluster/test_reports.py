@@ -36,7 +36,6 @@ def test_states_add_up_and_the_tightest_objective_is_the_least() -> None:
     assert found.kv_bytes == {"a": 3, "b": 3}
     assert found.quarantined == {"a", "b"}
     assert found.tightest_tpot_ms == 20.0
-    assert found.pace_margin == 0.1
     assert total_state([state(1, {}, None)]).tightest_tpot_ms is None
 
 

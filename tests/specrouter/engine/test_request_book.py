@@ -84,9 +84,6 @@ class Request:
             raise self.late
         return self.late
 
-    def kept_pace(self, metrics: Any) -> Any:
-        return metrics.kept_pace
-
     def finish(self, reason: Any, error: str | None = None) -> Delta:
         output: Any = SimpleNamespace(metrics=None, finish_reason=reason, error=error)
         return Delta(finish_reason=reason, output=output)
@@ -183,7 +180,7 @@ def test_an_engine_that_failed_tells_each_once_whether_it_ran_or_waited() -> Non
 
 
 @pytest.mark.parametrize(
-    ("is_promised", "kept", "reason", "moves"),
+    ("is_promised", "kept", "reason", "counts"),
     [
         (True, False, "length", True),
         (True, False, "cancelled", False),  # its caller's doing
@@ -191,19 +188,18 @@ def test_an_engine_that_failed_tells_each_once_whether_it_ran_or_waited() -> Non
         (True, None, "length", False),  # nothing to be judged
     ],
 )
-def test_a_promise_that_was_not_kept_widens_the_margin_of_admission(
-    is_promised: bool, kept: bool | None, reason: Any, moves: bool
+def test_a_promise_that_was_not_kept_counts(
+    is_promised: bool, kept: bool | None, reason: Any, counts: bool
 ) -> None:
     book, (request,) = book_of("a")
     book.follow_admission(
         1, Admission(admitted=(0,), promised=frozenset({0} if is_promised else ())), {0: request}
     )
     assert request.is_promised == is_promised
-    before = book.promises.pace_margin
     output: Any = SimpleNamespace(
-        metrics=SimpleNamespace(attained=kept, kept_pace=kept, output_tokens=3),
+        metrics=SimpleNamespace(attained=kept, output_tokens=3),
         finish_reason=reason,
         error=None,
     )
     book.conclude(request, Delta(finish_reason=reason, output=output))
-    assert (book.promises.pace_margin > before) == moves
+    assert bool(book.promises.broken) == counts

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 
 from research.policies.autoregressive import Autoregressive
 from research.policies.slos_serve import slos_serve
+from research.policies.strict_pacing import Strict, StrictDecision
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.serve.measured_pacing import measured_pacing
-from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
 from specrouter.view import EngineView
 from tests.specrouter.predictions import rising, snapshot
@@ -22,7 +23,8 @@ from tests.specrouter.slo_machines import OPT_7B, amortized
 from tests.specrouter.views import Entry, entries_of
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
-DRAFTING = Pacing(OPT_7B, 100.0, 0.7)
+strictly = partial(by_objectives, decision=StrictDecision)
+DRAFTING = Strict(OPT_7B, 100.0, 0.7)
 MEASURED = snapshot({"big": rising(20.0, 0.1)})
 URGENT = {"tpot_ms": 500.0, "ttft_ms": 2000.0}
 
@@ -95,7 +97,7 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("make", [by_objectives, slos_serve])
+@pytest.mark.parametrize("make", [by_objectives, strictly, slos_serve])
 @pytest.mark.parametrize(
     "pacing_of",
     [
@@ -135,7 +137,7 @@ def test_who_has_lost_its_tpot_before_it_was_preempted_comes_back_without_it() -
     lost = request(1, left=40, tpot_ms=50.0)
     lost = replace(lost, decoded=10, decode_ms=50_000.0, remaining=9)
     idle = request(2, 9.0, left=0, row=0, decoded=5)
-    found = by_objectives(lambda view: PLAIN, 256)(view([lost], [idle], free_rows=0))
+    found = strictly(lambda view: PLAIN, 256)(view([lost], [idle], free_rows=0))
     assert (found.preempted, found.admitted) == ((), ())
     assert found.declined == (1,)
 
@@ -158,7 +160,7 @@ def test_who_waited_too_long_is_rejected_if_it_asked_for_that_and_else_promoted(
     old = request(1, left=20, rejects=rejects, **asked)
     idle = replace(request(2, 5.0, left=0, row=0, decoded=5), arrived_s=30.0)
     seen = replace(view([old], [idle], free_rows=0), now_s=31.0)
-    found = by_objectives(lambda view: PLAIN, 256)(seen)
+    found = strictly(lambda view: PLAIN, 256)(seen)
     ends = rejects and is_over
     assert (found.admitted, found.preempted) == (((), ()) if ends else ((1,), (2,)))
     assert (1 in found.declined) or not ends
@@ -169,4 +171,4 @@ def test_who_asks_to_be_rejected_waits_until_patience_ends() -> None:
     busy = [request(2 + row, left=0, row=row, decoded=5, **URGENT) for row in range(2)]
     for now_s, declined in ((29.0, ()), (31.0, (1,))):
         seen = replace(view([asked], busy, free_rows=0), now_s=now_s)
-        assert by_objectives(lambda view: PLAIN, 256)(seen).declined == declined
+        assert strictly(lambda view: PLAIN, 256)(seen).declined == declined

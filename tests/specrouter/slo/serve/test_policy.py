@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from research.policies.autoregressive import Autoregressive
 from research.policies.slos_serve import slos_serve
+from research.policies.strict_pacing import StrictDecision
 from specrouter.profile.batch_time import BatchTime
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admit, fcfs
@@ -29,7 +30,7 @@ MakePolicy = Callable[[Pacing], Admit]
 
 
 def ours(pacing: Pacing, patience_ms: float = 30_000.0) -> Admit:
-    return by_objectives(lambda view: pacing, 256, patience_ms=patience_ms)
+    return by_objectives(lambda view: pacing, 256, patience_ms=patience_ms, decision=StrictDecision)
 
 
 def published(pacing: Pacing) -> Admit:

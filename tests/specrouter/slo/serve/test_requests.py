@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from research.policies.strict_pacing import Strict
 from specrouter.request.objective import Stage
-from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.requests import sorted_requests
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 
-PACING = Pacing(OPT_7B, 100.0, 0.0)
+PACING = Strict(OPT_7B, 100.0, 0.0)
 FASTEST_MS = PACING.fastest_ms
 
 
@@ -81,7 +81,7 @@ def test_what_the_fastest_machine_cannot_make_good_is_lost() -> None:
         request(1, left=0, row=0, tpot_ms=50.0, output_tokens=21), decoded=5, decode_ms=700.0
     )
     assert sorted_requests(view([], [behind]), PACING).load.ids == ()
-    assert sorted_requests(view([], [behind]), Pacing(OPT_7B, 100.0, 0.7)).load.ids == (1,)
+    assert sorted_requests(view([], [behind]), Strict(OPT_7B, 100.0, 0.7)).load.ids == (1,)
 
 
 def test_a_stage_is_made_good_within_itself() -> None:

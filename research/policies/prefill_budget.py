@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime
+from specrouter.slo.serve.pacing import MOST_SPECULATED, accepted
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-MOST_SPECULATED = 10  # tokens that a request verifies at most, the root included (Appendix D)
 _ROUNDING = 1e-9
 
 
@@ -142,11 +142,3 @@ class SpeculativeBudget(PrefillBudget):
             read = whole_batches(spans[of][:, None], ms) * spare
             found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)
         return found.reshape(counts.shape[:-1])
-
-
-def accepted(alpha: float, lengths: Ints) -> Floats:
-    """Return Acc(s) = (1 - alpha^s) / (1 - alpha): tokens from verifying s, the root included."""
-    if alpha >= 1.0:
-        return lengths.astype(np.float64)
-    found: Floats = (1.0 - np.power(alpha, lengths.astype(np.float64))) / (1.0 - alpha)
-    return found

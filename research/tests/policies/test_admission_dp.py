@@ -11,24 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.policies.autoregressive import AutoregressiveBudget
-from research.sim.roofline import RooflineTime
-from specrouter.slo.serve.admission_dp import (
+from research.policies.admission_dp import (
     PromptDemand,
     Room,
     counts_of,
     demands_of,
     most_admitted,
     reads_in_time,
+    tier_of,
     tiers_for,
+    tiers_of,
 )
+from research.policies.autoregressive import AutoregressiveBudget, leaves_nobody_late
+from research.policies.prefill_budget import PrefillBudget, SpeculativeBudget
+from research.sim.roofline import RooflineTime
+from research.tests.policies.exact_execution import misses_nothing
 from specrouter.slo.serve.load import Load, Prompt, by_deadline
-from specrouter.slo.serve.prefill_budget import (
-    PrefillBudget,
-    SpeculativeBudget,
-)
 from tests.pure import few
-from tests.specrouter.slo.serve.exact_execution import misses_nothing
 from tests.specrouter.slo_machines import OPT_7B
 
 Case = tuple[list[PromptDemand], Room, AutoregressiveBudget]
@@ -206,3 +205,22 @@ def test_a_load_is_in_time_where_each_prompt_after_the_other_is(
     room = Room(tuple(counts_of(load, tiers)))
     asked = demands_of(load.prompts, tiers)
     assert reads_in_time(load, budget_of) == is_feasible(asked, room, budget_of(tiers))
+
+
+THREE = Load(
+    ids=(1, 2, 3), due_ms=np.ones(3), tpot_ms=np.ones(3), left=np.full(3, 90.0), prompts=()
+)
+
+
+def test_three_prompts_of_figure_3_are_in_time_and_a_fourth_is_not() -> None:
+    due = [Prompt(id=10 + n, deadline_ms=6.0, tokens=6, tpot_ms=1.0) for n in range(4)]
+    assert leaves_nobody_late(THREE.joined(due[:3]), SIX_A_UNIT, 1.0)
+    assert not leaves_nobody_late(THREE.joined(due), SIX_A_UNIT, 1.0)
+
+
+def test_no_tier_is_looser_than_those_that_it_stands_for() -> None:
+    paces = [20.0, 35.0, 50.0, 80.0, 100.0, float("inf")]
+    tiers = tiers_of(paces)
+    assert len(tiers) <= 4
+    assert all(tiers[int(tier_of(tiers, pace))] <= pace for pace in paces)
+    assert tiers_of([50.0, 100.0]) == (50.0, 100.0)

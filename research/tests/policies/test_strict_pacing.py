@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from research.policies.autoregressive import Autoregressive
-from specrouter.slo.serve.admission_dp import Memory
+from research.policies.strict_pacing import Strict
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Pacing
+from specrouter.slo.serve.pacing import Memory
 from specrouter.slo.serve.reservation import with_prompts
 from tests.specrouter.slo_machines import OPT_7B
 
@@ -43,17 +43,14 @@ def test_rows_and_memory_bound_who_is_admitted() -> None:
 
 
 def test_speculation_gives_each_tier_its_length() -> None:
-    batch = Pacing(OPT_7B, 100.0, 0.7).batch(TWO, 0.0)
+    batch = Strict(OPT_7B, 100.0, 0.7).batch(TWO, 0.0)
     tight, loose = batch.lengths.tolist()
     assert tight > loose >= 1
     assert batch.ms > 50.0
-    assert Pacing(OPT_7B, 100.0, 0.0).batch(TWO, 0.0).lengths.tolist() == [1, 1]
+    assert Strict(OPT_7B, 100.0, 0.0).batch(TWO, 0.0).lengths.tolist() == [1, 1]
 
 
-def test_a_margin_is_kept_of_every_pace_where_there_are_drafts() -> None:
-    """Without drafts a batch brings each request a token for certain."""
-    for alpha, kept in ((0.7, 0.3), (0.0, 0.0)):
-        plain, careful = Pacing(OPT_7B, 100.0, alpha), Pacing(OPT_7B, 100.0, alpha, margin=0.3)
-        assert careful.promised_ms == pytest.approx(plain.fastest_ms / (1.0 - kept))
-        ms, careful_ms = plain.batch(TWO, 0.0).ms, careful.batch(TWO, 0.0).ms
-        assert careful_ms == ms if not kept else careful_ms < ms
+def test_a_margin_is_kept_of_every_pace() -> None:
+    plain, careful = Strict(OPT_7B, 100.0, 0.7), Strict(OPT_7B, 100.0, 0.7, margin=0.3)
+    assert careful.promised_ms == pytest.approx(plain.fastest_ms / 0.7)
+    assert careful.batch(TWO, 0.0).ms < plain.batch(TWO, 0.0).ms

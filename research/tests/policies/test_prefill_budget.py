@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.policies.autoregressive import AutoregressiveBudget
+from research.policies.prefill_budget import SpeculativeBudget
 from research.sim.roofline import RooflineTime
-from specrouter.slo.serve.prefill_budget import SpeculativeBudget, accepted
+from specrouter.slo.serve.pacing import accepted
 from tests.specrouter.slo_machines import OPT_7B
 
 TIERS = (50.0, 100.0)

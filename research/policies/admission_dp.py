@@ -17,13 +17,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.slo.serve.load import Load, Prompt, tier_of, tiers_of
-from specrouter.slo.serve.prefill_budget import PrefillBudget
+from research.policies.prefill_budget import PrefillBudget
+from specrouter.slo.serve.load import Load, Prompt
+from specrouter.slo.serve.pacing import Memory
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BudgetOf = Callable[[tuple[float, ...]], PrefillBudget]  # by the tiers' TPOTs
 
+_ROUNDING = 1e-9
+_TIERS = 3  # finite TPOTs that the dynamic program distinguishes
+_GRID = 1.05  # ratio of the TPOTs that are distinguished, if there are more
 MOST_NEW = 10  # new requests that one decision considers
 _UNITS = 48  # units of memory in a decision
 
@@ -159,16 +163,28 @@ def _shifted(states: NDArray, memory: int, tier: int, empty: float) -> NDArray: 
     return moved
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The resources for new requests: rows, and `tokens` of KV; None: unbounded."""
+def tiers_of(tpots_ms: Floats | Sequence[float]) -> tuple[float, ...]:
+    """Return few TPOTs, ascending, that stand for many.
 
-    rows: int
-    tokens: int | None = None
+    None is looser than those that it stands for. An infinite one comes last.
+    """
+    given = np.asarray(tpots_ms, dtype=np.float64)
+    is_finite = np.isfinite(given)
+    distinct = np.unique(given[is_finite])
+    if len(distinct) > _TIERS:
+        # On a grid, so that the next cycle can reuse the results that are cached by tiers.
+        distinct = np.unique(_GRID ** np.floor(np.log(distinct) / np.log(_GRID) + _ROUNDING))
+    if len(distinct) > _TIERS:
+        cuts = np.geomspace(distinct[0], distinct[-1] * (1.0 + _ROUNDING), _TIERS + 1)[:-1]
+        distinct = np.unique(distinct[np.searchsorted(distinct, cuts * (1.0 - _ROUNDING))])
+    has_none = not len(distinct) or not is_finite.all()
+    return (*distinct.tolist(), *((math.inf,) if has_none else ()))
 
-    def holds(self, prompts: Sequence[Prompt]) -> bool:
-        tokens = sum(each.kv_tokens for each in prompts)
-        return len(prompts) <= self.rows and (self.tokens is None or tokens <= self.tokens)
+
+def tier_of(tiers_ms: Sequence[float], tpots_ms: Floats | float) -> Ints:
+    """Return the loosest tier that is tight enough."""
+    paces = np.asarray(tpots_ms) * (1.0 + _ROUNDING)
+    return np.maximum(np.searchsorted(np.array(tiers_ms), paces, side="right") - 1, 0)
 
 
 def tiers_for(load: Load, new: Sequence[Prompt]) -> tuple[float, ...]:
