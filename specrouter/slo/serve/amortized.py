@@ -35,7 +35,6 @@ _URGENT = 10.0  # a prompt with less time left than this multiple of its reading
 _MOST_NEW = 16  # new prompts that one decision considers
 _CYCLES = 24  # number of cycle lengths that are tried
 _COMING = 0.35  # share of every objective kept for later requests in a first-come order
-_CALM = 0.1  # share of every TPOT kept while no prompt is urgent: what begins early decodes early
 _ROUNDING = 1e-9
 
 
@@ -127,7 +126,7 @@ class Amortized(Pacing):
 
     def _calm(self, load: Load) -> Batch:
         """Return the batch that reads most prompt tokens per millisecond and delays nobody."""
-        paces = load.tpot_ms * (1.0 - _CALM)
+        paces = load.tpot_ms * (1.0 - self.margin)
         ms, tokens, lengths = self.idle_ms, self.times.tokens_within(self.idle_ms), paces
         most = -math.inf
         cycles_ms, needs = self._cycles(paces, self.times.ms(len(paces)))
