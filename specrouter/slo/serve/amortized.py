@@ -95,9 +95,9 @@ class Amortized(Pacing):
         given_up = self._given_up(load)
         if given_up is None:
             return Choice(in_time=False)
-        found: list[Prompt] = []
         if given_up or memory.rows < 1:
             return Choice(given_up=given_up)
+        found: list[Prompt] = []
         for prompt in sorted(new, key=lambda each: (each.is_soft, each.deadline_ms))[:_MOST_NEW]:
             wanted = [*found, prompt]
             if memory.holds(wanted) and self.is_in_time(load.joined(wanted)):
@@ -110,11 +110,12 @@ class Amortized(Pacing):
         None: prompts would be late even then. The number is doubled each time: if just enough were
         given up, the next cycle would give up more.
         """
-        count = 0
-        while not self.is_in_time(load.without_neediest(count)):
+        count, lighter = 0, load
+        while not self.is_in_time(lighter):
             count = 2 * count or 1
             if count > len(load.ids):
                 return None
+            lighter = load.without_neediest(count)
         return count
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
