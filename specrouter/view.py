@@ -162,7 +162,7 @@ class RequestTable:
         return RequestTable(unread_by=by, **{name: one[which] for name, one in columns.items()})
 
     def joined(self, others: "RequestTable") -> "RequestTable":
-        """Return these requests and others behind them."""
+        """Return these requests and others, with the same models, behind them."""
         if not len(others):
             return self
         if not len(self):

@@ -187,7 +187,7 @@ class ViewBuilder:
         specs = [one.spec for one in requests]
         override = np.empty(len(requests), dtype=np.object_)
         override[:] = [spec.speculation for spec in specs]
-        return RequestTable(
+        table = RequestTable(
             id=_ints([one.handle.request_id for one in requests]),
             priority_key=_floats([one.admission_key for one in requests]),
             arrived_s=_floats([one.submitted_s for one in requests]),
@@ -219,6 +219,10 @@ class ViewBuilder:
             override=override,
             **columns,
         )
+        for column in (*vars(table).values(), *table.unread_by.values()):
+            if isinstance(column, np.ndarray):
+                column.setflags(write=False)  # a policy must not change what others see
+        return table
 
     def _output_length(self, request: RunningRequest) -> float | None:
         if request.output_tokens is not None:

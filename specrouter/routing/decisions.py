@@ -4,7 +4,7 @@ Requests that leave the same things open share a decision. It is made anew when 
 switch leaves a record with its alternatives. Pure: the decisions in use come in with the view and
 go out with the plan (`Standing`).
 
-Not here: the routes of a single cycle that follow from a decision (`specrouter.routing.planner`).
+Not here: the routes of a single cycle that follow from it (`specrouter.routing.cycle_routes`).
 """
 
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,9 @@
 A TPOT is the mean over an output: a request that pauses for 100 ms while a prompt is read needs 1
 ms less for each of the 100 tokens that it has left. A load is *sustained* (docs/routing.md) if
 there are cycles that keep all paces which this leaves, and that read all prompts by their
-deadlines. New requests are admitted by deadline, as long as the load stays sustained. If it is not,
-the neediest are given up.
+deadlines. The neediest are given up until the load is sustained. New requests are admitted by
+deadline, as long as it stays so; while any are given up, only those that cannot wait, and those
+without a TTFT only if nobody could keep the paces that are given up.
 
 An urgent prompt is read in such cycles, as much of it as they allow. Otherwise prompts are read in
 the cycles that read most of them per millisecond without delaying anybody. No cycle takes longer
@@ -34,7 +35,6 @@ Ints = NDArray[np.int64]
 _URGENT = 10.0  # a prompt with less time left than this multiple of its reading is urgent
 _MOST_NEW = 16  # new prompts that one decision considers
 _CYCLES = 24  # number of cycle lengths that are tried
-_COMING = 0.35  # share of every objective kept for later requests in a first-come order
 _ROUNDING = 1e-9
 
 
@@ -61,17 +61,17 @@ class Amortized(Pacing):
         """Return whether the load is sustained."""
         return self._reading_beside(load) is not None
 
-    def in_time(self, load: Load, in_order: Sequence[Prompt] | None = None) -> frozenset[int]:
+    def in_time(self, load: Load, in_order: Sequence[Prompt], kept_back: float) -> frozenset[int]:
         """Return the ids of those of the load that attain their objectives if all requests decode.
 
-        If not all can, the neediest are given up. Prompts are read by deadline, or `in_order`.
+        Prompts are read `in_order`. The share `kept_back` of every objective is for later requests.
+        If not all paces can be kept, the neediest are given up.
         """
-        prompts = load.prompts if in_order is None else in_order
-        kept = 1.0 if in_order is None else 1.0 - _COMING
+        kept = 1.0 - kept_back
         paces = self._paces(load) * kept
         by_need = np.argsort(paces, kind="stable")
         paces = paces[by_need]
-        ids = np.array([*load.ids, *(each.id for each in _paced(load))])[by_need]
+        ids = np.array([*load.ids, *(each.id for each in self._coming(load))])[by_need]
 
         def without(given_up: int) -> Reserved | None:
             return self._beside(paces[given_up:], load.others + given_up)
@@ -83,26 +83,33 @@ class Amortized(Pacing):
             assert times is not None, "nobody is left whose pace could be missed"
         lost = set(ids[:given_up].tolist())
         cycle_ms, read = times.ms(self.chunk), 0
-        for prompt in prompts:
+        for prompt in in_order:
             read += prompt.tokens
             took_ms = read / self.chunk * cycle_ms
-            if not prompt.is_soft and took_ms > prompt.deadline_ms * kept:
+            is_late = not prompt.is_soft and took_ms > prompt.deadline_ms * kept
+            if is_late or prompt.tpot_ms < self.promised_ms:
                 lost.add(prompt.id)
-        known = {*load.ids, *(each.id for each in prompts)}
+        known = {*load.ids, *(each.id for each in in_order)}
         return frozenset(known - lost)
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         given_up = self._given_up(load)
         if given_up is None:
             return Choice(in_time=False)
-        if given_up or memory.rows < 1:
-            return Choice(given_up=given_up)
+        able = sorted(new, key=lambda each: (each.is_soft, each.deadline_ms))
+        lighter = load
+        if given_up:  # new requests come at the cost of those, so only if they cannot wait
+            lighter = load.without_neediest(given_up)
+            is_hopeless = given_up <= (load.tpot_ms < self.promised_ms).sum()
+            able = [
+                one for one in able if self._is_urgent(one) and (is_hopeless or not one.is_soft)
+            ]
         found: list[Prompt] = []
-        for prompt in sorted(new, key=lambda each: (each.is_soft, each.deadline_ms))[:_MOST_NEW]:
+        for prompt in able[:_MOST_NEW] if memory.rows > 0 else ():
             wanted = [*found, prompt]
-            if memory.holds(wanted) and self.is_in_time(load.joined(wanted)):
+            if memory.holds(wanted) and self.is_in_time(lighter.joined(wanted)):
                 found = wanted
-        return Choice(tuple(found))
+        return Choice(tuple(found), given_up=given_up)
 
     def _given_up(self, load: Load) -> int | None:
         """Return how many of the neediest are given up, so that the others stay in time.
@@ -126,7 +133,10 @@ class Amortized(Pacing):
         return batch if first is None else replace(batch, tokens=int(batch.lengths.sum()) + first)
 
     def _calm(self, load: Load) -> Batch:
-        """Return the batch that reads most prompt tokens per millisecond and delays nobody."""
+        """Return the batch that reads most prompt tokens per millisecond at all paces.
+
+        If not even all tokens of decoding requests fit in it, the last ones sit out.
+        """
         paces = load.tpot_ms * (1.0 - self.margin)
         ms, tokens, lengths = self.idle_ms, self.times.tokens_within(self.idle_ms), paces
         most = -math.inf
@@ -182,9 +192,13 @@ class Amortized(Pacing):
         """Return the time per token that each request can afford while prompts are read as well."""
         unread = sum(each.tokens for each in load.prompts)
         paces = load.tpot_ms - self._token_ms * unread / load.left
-        coming = [each.tpot_ms for each in _paced(load)]
+        coming = [each.tpot_ms for each in self._coming(load)]
         found: Floats = np.concatenate((paces, coming)) * (1.0 - self.margin)
         return found
+
+    def _coming(self, load: Load) -> list[Prompt]:
+        """Return the prompts whose requests will decode at a pace that can be kept."""
+        return [each for each in load.prompts if self.promised_ms <= each.tpot_ms < math.inf]
 
     def _beside(self, paces: Floats, others: int) -> Reserved | None:
         if not len(paces):
@@ -208,7 +222,3 @@ class Amortized(Pacing):
         cycles_ms = np.geomspace(shortest_ms, longest_ms, _CYCLES)
         counts = np.arange(1.0, len(self.reach) + 1.0)
         return cycles_ms.tolist(), np.interp(cycles_ms[:, None] / paces, self.reach, counts)
-
-
-def _paced(load: Load) -> list[Prompt]:
-    return [each for each in load.prompts if math.isfinite(each.tpot_ms)]

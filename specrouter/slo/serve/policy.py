@@ -29,6 +29,7 @@ PacingOf = Callable[[EngineView], Pacing]
 
 # Share of wrong predictions from which on requests are served as they come.
 MOST_ERROR = 0.5
+_COMING = 0.35  # share of every objective kept for later requests while they are served in order
 _SHARE = 8  # a promoted prompt reads one part in 8 of a batch
 _LEAST_CHUNK = 16
 
@@ -72,11 +73,7 @@ def by_objectives(
         first_come, late = made.first_come(as_they_came)
         if not late or view.prediction_error >= most_error:
             return first_come
-        why = (
-            f"{late} requests would miss their objectives as they came; "
-            f"{view.prediction_error:.0%} of predictions did not come true"
-        )
-        return replace(made.admission(), order="objectives", why=why)
+        return replace(made.admission(), order="objectives", why=first_come.why)
 
     return policy
 
@@ -135,13 +132,14 @@ class Decision:
         )
 
     def first_come(self, fcfs: Admit) -> tuple[Admission, int]:
-        """Return `fcfs`'s admission, and the number of requests predicted to miss objectives by it.
+        """Return `fcfs`'s admission, and the number of requests that might miss objectives by it.
 
+        Those are meant that miss them if `_COMING` of each is kept back for later requests.
         Declined requests stay declined. But `fcfs` tries requests that were declined for a TPOT
         that is too tight for any promise.
         """
         view, asked, pacing = self.view, self.asked, self.pacing
-        assert isinstance(pacing, Amortized), "strict pacing is as it was published"
+        assert isinstance(pacing, Amortized), "only this one predicts who attains an objective"
         declined = set(asked.beyond)
         staying = view.waiting.take(~(view.waiting.rejects & view.waiting.among(declined)))
         tried = asked.too_tight.intersection(staying.id.tolist())
@@ -160,16 +158,21 @@ class Decision:
         }  # fmt: skip
         order = view.running.id.tolist() + list(theirs.admitted)
         in_order = [each for name in order if (each := prompts.get(name) or rest.get(name))]
-        attain = pacing.in_time(replace(load, others=len(others)), in_order) - rest.keys()
-        late = len({*load.ids, *prompts} - attain)
-        late += sum(one.id not in admitted and not one.is_soft for one in asked.new)
+        load = replace(load, others=len(others))
+        late = len({*load.ids, *prompts} - pacing.in_time(load, in_order, _COMING))
+        if admitted or len(asked.best_effort):  # else no order has a row for them
+            late += sum(one.id not in admitted and not one.is_soft for one in asked.new)
+        promised = pacing.in_time(load, in_order, 0.0) if new else frozenset()
         found = replace(
             theirs,
             declined=tuple(one for one in asked.beyond if one not in tried),
             lost=asked.lost,
             order="first_come",
-            why=f"{late} requests would miss their objectives as they came",
-            promised=frozenset(attain & {one.id for one in new}),
+            why=(
+                f"{late} might miss their objectives as they came; "
+                f"{view.prediction_error:.0%} of predictions did not come true"
+            ),
+            promised=promised & {one.id for one in new},
         )
         return found, late
 

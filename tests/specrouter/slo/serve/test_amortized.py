@@ -88,7 +88,6 @@ def test_never_more_are_admitted_than_there_are_rows(
 ) -> None:
     found = PACING.choose(load, new, Memory(rows))
     assert len(found.admitted) <= rows
-    assert not (found.given_up and found.admitted)
 
 
 @given(loads, prompts)
@@ -162,7 +161,7 @@ def test_who_is_in_time_stays_so_with_looser_objectives(load: Load, looser: floa
 @example([12.0] * 20 + [60.0] * 40)  # 20 of them, where a search in powers of two gave up 32
 def test_no_more_are_given_up_than_need_be(tpots_ms: list[float]) -> None:
     load = decoding(*tpots_ms)
-    given_up = len(tpots_ms) - len(PACING.in_time(load))
+    given_up = len(tpots_ms) - len(PACING.in_time(load, (), 0.0))
     paces = np.sort(PACING._paces(load))
     assert PACING._beside(paces[given_up:], given_up) is not None
     assert not given_up or PACING._beside(paces[given_up - 1 :], given_up - 1) is None
@@ -175,3 +174,25 @@ def test_where_running_requests_are_given_up_batches_have_their_time() -> None:
     found = pacing.choose(load, [prompt(100, 150.0, 100)], ROOMY)
     assert found.given_up
     assert pacing.batch(load.without_neediest(found.given_up), found.batch_ms).tokens > 0
+
+
+def test_those_that_fell_behind_keep_nobody_out() -> None:
+    """A request whose pace can hardly be kept is given up for those that must be read now."""
+    slow = decoding(1.1 * PACING.fastest_ms)
+    assert not PACING.is_in_time(slow)
+    new = [prompt(100, 200.0, 100), prompt(101, 2000.0, 100)]
+    found = PACING.choose(slow, new, ROOMY)
+    assert (found.given_up, names(found.admitted)) == (1, {100})
+    soft = replace(prompt(102, 200.0, 100), is_soft=True)
+    assert names(PACING.choose(slow, [soft], ROOMY).admitted) == {102}, "nobody could keep it"
+    crowd = decoding(*[1.3 * PACING.fastest_ms] * 64)
+    found = PACING.choose(crowd, [soft, new[0]], ROOMY)
+    assert found.given_up > 1
+    assert names(found.admitted) == {100}
+
+
+def test_a_prompt_with_a_pace_that_nobody_can_keep_keeps_nobody_out() -> None:
+    hopeless = prompt(50, 60_000.0, 5000, tpot_ms=1.05 * PACING.fastest_ms)
+    load = decoding(100.0).joined([hopeless])
+    assert names(PACING.choose(load, [prompt(100, 4000.0, 100)], ROOMY).admitted) == {100}
+    assert PACING.in_time(load, load.prompts, 0.0) == {0}

@@ -59,6 +59,18 @@ def crowd(error: float) -> EngineView:
     )
 
 
+def test_what_is_promised_at_first_is_all_that_can_be_kept() -> None:
+    """Else a machine whose requests all ask for much would never learn that it can keep it."""
+    pacing_of = amortized(KNOWN_TIMES, 100.0, 0.0, 64)
+    fastest_ms = pacing_of(view(0)).fastest_ms
+    policy = by_objectives(pacing_of, 64, most_error=MOST_ERROR)
+    for tpot_ms, promised in ((1.2 * fastest_ms, set()), (1.5 * fastest_ms, {1})):
+        asked = replace(request(1, left=20, tpot_ms=tpot_ms, output_tokens=20), arrived_s=10.0)
+        found = policy(replace(view(0), waiting=table([asked]), prediction_error=NOT_BELIEVED))
+        assert (found.admitted, found.order) == ((1,), "first_come")
+        assert found.promised == promised
+
+
 def test_it_departs_from_first_come_first_served_only_as_far_as_it_is_believed() -> None:
     pacing_of = amortized(KNOWN_TIMES, 100.0, 0.0, 64)
     policy = by_objectives(pacing_of, 64, most_error=MOST_ERROR)
