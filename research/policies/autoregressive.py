@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from research.policies.admission_dp import MOST_NEW, best_set, tiers_for, tiers_of
 from research.policies.prefill_budget import PrefillBudget, whole_batches
+from research.policies.strict_pacing import StrictPacing
 from specrouter.profile.batch_time import BatchTime
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
-from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing
+from specrouter.slo.serve.pacing import Batch, Choice, Memory
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -77,20 +78,27 @@ class AutoregressiveBudget(PrefillBudget):
         return np.asarray((counts * self._is_paced).sum(axis=-1) <= tokens)
 
 
-class Autoregressive(Pacing):
+@dataclass(frozen=True, kw_only=True)
+class TimedChoice(Choice):
+    """`batch_ms`: time of batches."""
+
+    batch_ms: float
+
+
+class Autoregressive(StrictPacing):
     """Batches of the tightest TPOT that decodes, or shorter where only that serves all in time.
     Without drafts: `alpha` is 0."""
 
-    def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
+    def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> TimedChoice:
         lengths = self._batch_lengths(load, new)
         found = [each for each in lengths if leaves_nobody_late(load, self.times, each)]
         if not found:
-            return Choice(batch_ms=lengths[0], in_time=False)
-        best = Choice(batch_ms=found[0])
+            return TimedChoice(batch_ms=lengths[0], in_time=False)
+        best = TimedChoice(batch_ms=found[0])
         for batch_ms in found if new else ():
             admitted = self._admitted(load, new, memory, batch_ms)
             if len(admitted) > len(best.admitted):
-                best = Choice(admitted, batch_ms)
+                best = TimedChoice(admitted, batch_ms=batch_ms)
             if len(admitted) == len(new):
                 break
         return best
@@ -99,13 +107,16 @@ class Autoregressive(Pacing):
         lengths = self._batch_lengths(load, ())
         return any(leaves_nobody_late(load, self.times, each) for each in lengths)
 
-    def batch(self, load: Load, batch_ms: float) -> Batch:
+    def batch(self, load: Load, choice: Choice) -> Batch:
+        assert isinstance(choice, TimedChoice)
+        batch_ms = choice.batch_ms
         ms = first_batch_ms(load, batch_ms)
         tokens = self.times.tokens_within(ms)
         urgent = load.due_ms < ms + batch_ms - EPS_MS
         if urgent.sum() > tokens:  # some are late whatever is done
             urgent[np.argsort(load.due_ms, kind="stable")[tokens:]] = False
-        return Batch(ms=ms, next_ms=batch_ms, tokens=tokens, lengths=urgent.astype(np.int64))
+        batch = Batch(ms=ms, tokens=tokens, lengths=urgent.astype(np.int64))
+        return self.with_prompts(load, batch, batch_ms)
 
     def _batch_lengths(self, load: Load, new: Sequence[Prompt]) -> list[float]:
         """Falling: as long as those that decode allow, then those of other TPOTs."""

@@ -42,7 +42,7 @@ def strict(pacing: Pacing) -> Pacing:
 
 def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> Admit:
     """See `by_objectives`."""
-    decide = by_objectives(pacing_of, prefill_chunk, patience_ms=math.inf, decision=StrictDecision)
+    decide = by_objectives(pacing_of, prefill_chunk, patience_ms=math.inf, make=StrictDecision)
 
     def policy(view: EngineView) -> Admission:
         decided = decide(view)

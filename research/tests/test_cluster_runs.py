@@ -13,12 +13,15 @@ from research.studies.cluster_runs import (
     Asked,
     Run,
     Served,
+    kept_pace,
     load,
     requests_of,
     retries,
     within_2,
 )
 from specrouter.cluster.dispatcher import state_ages
+from specrouter.request.objective import Objective, Stage
+from specrouter.request.output import RequestMetrics
 from tests.specrouter.cluster.links import Cluster
 
 OUTPUT: Any = None  # of no account here
@@ -95,3 +98,32 @@ def test_figures_are_of_the_run_and_its_replicas(
     served_by = {name: each["requests"] for name, each in easy["replicas"].items()}
     assert served_by == {"a-0": 2, "a-1": 2}
     assert (hard["attained"], hard["refused"], hard["replicas"]) == (0.0, 4, {})
+
+
+def metrics(tpot_ms: float | None, asked: Objective | None, *stages: bool) -> RequestMetrics:
+    return RequestMetrics(
+        ttft_ms=5.0,
+        tpot_ms=tpot_ms,
+        acceptance_length=2.0,
+        cycles=4,
+        chains={},
+        prompt_tokens=3,
+        output_tokens=8,
+        objective=asked,
+        attained_stages=stages,
+    )
+
+
+def test_a_pace_is_kept_whatever_became_of_the_first_token() -> None:
+    asked = Objective(tpot_ms=20.0, ttft_ms=1.0)  # which 5 ms have missed
+    assert kept_pace(metrics(19.0, asked)) is True
+    assert kept_pace(metrics(20.0, asked)) is True
+    assert kept_pace(metrics(21.0, asked)) is False
+    assert kept_pace(metrics(None, asked)) is None
+    assert kept_pace(metrics(19.0, None)) is None
+    assert kept_pace(metrics(19.0, Objective(tpot_ms=None, ttft_ms=1.0))) is None
+    staged = Objective(
+        tpot_ms=None, ttft_ms=None, stages=(Stage(10.0, until_tokens=2), Stage(30.0))
+    )
+    assert kept_pace(metrics(19.0, staged, True, True)) is True
+    assert kept_pace(metrics(19.0, staged, False, True)) is False

@@ -113,16 +113,6 @@ class RequestMetrics:
             },
         }
 
-    @property
-    def kept_pace(self) -> bool | None:
-        """True if it kept its TPOT, or that of every stage; None without one or a second token."""
-        if self.objective is None or self.tpot_ms is None:
-            return None
-        if self.objective.stages:
-            return all(self.attained_stages)
-        asked_ms = self.objective.tpot_ms
-        return None if asked_ms is None else self.tpot_ms <= asked_ms * (1.0 + 1e-9)
-
     def to_json(self) -> dict[str, Any]:
         own = {name: each for name, each in vars(self).items() if name != "steps"}
         return {

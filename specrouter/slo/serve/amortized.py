@@ -97,9 +97,8 @@ class Amortized(Pacing):
         if given_up is None:
             return Choice(in_time=False)
         able = sorted(new, key=lambda each: (each.is_soft, each.deadline_ms))
-        lighter = load
+        lighter = load.without_neediest(given_up)
         if given_up:  # new requests come at the cost of those, so only if they cannot wait
-            lighter = load.without_neediest(given_up)
             is_hopeless = given_up <= (load.tpot_ms < self.promised_ms).sum()
             able = [
                 one for one in able if self._is_urgent(one) and (is_hopeless or not one.is_soft)
@@ -117,20 +116,28 @@ class Amortized(Pacing):
         None: prompts would be late even then. The number is doubled each time: if just enough were
         given up, the next cycle would give up more.
         """
-        count, lighter = 0, load
-        while not self.is_in_time(lighter):
+        count = 0
+        while not self.is_in_time(load.without_neediest(count)):
             count = 2 * count or 1
             if count > len(load.ids):
                 return None
-            lighter = load.without_neediest(count)
         return count
 
-    def batch(self, load: Load, batch_ms: float) -> Batch:
-        batch = self._calm(load)
-        urgent = any(map(self._is_urgent, load.prompts))
-        times = self._reading_beside(load) if urgent else None
-        first = None if times is None else first_chunk(times, self.chunk, load.prompts)
-        return batch if first is None else replace(batch, tokens=int(batch.lengths.sum()) + first)
+    def batch(self, load: Load, choice: Choice) -> Batch:
+        batch, prompts = self._calm(load), load.prompts
+        if all(each.can_wait for each in prompts):
+            return self._with_room(load, batch.reading(prompts))
+        times = self._reading_beside(load)
+        if times is not None and any(map(self._is_urgent, prompts)):
+            first = first_chunk(times, self.chunk, prompts) or 0
+            batch = replace(batch, tokens=int(batch.lengths.sum()) + first)
+        batch = batch.reading(prompts)
+        most_ms, spare = batch.ms, batch.room
+        if times is not None:
+            most_ms = longest_ms(times, self.chunk, prompts, batch.chunks)
+            spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
+        room = min(batch.room, max(0, spare - load.others))
+        return replace(batch, longest_ms=most_ms, room=room, spare=spare)
 
     def _calm(self, load: Load) -> Batch:
         """Return the batch that reads most prompt tokens per millisecond at all paces.
@@ -138,29 +145,21 @@ class Amortized(Pacing):
         If not even all tokens of decoding requests fit in it, the last ones sit out.
         """
         paces = load.tpot_ms * (1.0 - self.margin)
-        ms, tokens, lengths = self.idle_ms, self.times.tokens_within(self.idle_ms), paces
-        most = -math.inf
-        cycles_ms, needs = self._cycles(paces, self.times.ms(len(paces)))
-        for cycle_ms, each in zip(cycles_ms, needs, strict=True):
-            steps = math.ceil(each.max() - _ROUNDING) - 1
-            within = self.times.tokens_within(cycle_ms, steps)
-            spare = (within - float(each.sum())) / cycle_ms
-            if spare > most:
-                most, ms, tokens, lengths = spare, cycle_ms, within, each
-        verified = np.ceil(lengths - _ROUNDING).astype(np.int64)
-        verified = np.where(np.cumsum(verified) <= tokens, verified, 0)
-        return Batch(ms=ms, next_ms=ms, tokens=tokens, lengths=verified)
-
-    def reserved(self, load: Load, batch: Batch) -> Batch:
-        if all(each.can_wait for each in load.prompts):
-            return self._with_room(load, batch)
-        times = self._reading_beside(load)
-        most_ms, spare = batch.ms, batch.room
-        if times is not None:
-            most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
-            spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
-        room = min(batch.room, max(0, spare - load.others))
-        return replace(batch, longest_ms=most_ms, room=room, spare=spare)
+        if not len(paces):
+            tokens = self.times.tokens_within(self.idle_ms)
+            return Batch(ms=self.idle_ms, tokens=tokens, lengths=np.zeros(0, dtype=np.int64))
+        best = None
+        for ms, needs in zip(*self._cycles(paces, self.times.ms(len(paces))), strict=True):
+            steps = math.ceil(needs.max() - _ROUNDING) - 1
+            tokens = self.times.tokens_within(ms, steps)
+            spare = (tokens - float(needs.sum())) / ms
+            if best is None or spare > best[0]:
+                best = spare, ms, tokens, needs
+        assert best is not None, "there is at least one cycle time"
+        _, ms, tokens, needs = best
+        lengths = np.ceil(needs - _ROUNDING).astype(np.int64)
+        lengths = np.where(np.cumsum(lengths) <= tokens, lengths, 0)
+        return Batch(ms=ms, tokens=tokens, lengths=lengths)
 
     def _with_room(self, load: Load, batch: Batch) -> Batch:
         """Return the batch with the room that is left for requests without an objective."""
@@ -216,8 +215,6 @@ class Amortized(Pacing):
 
     def _cycles(self, paces: Floats, shortest_ms: float) -> tuple[list[float], Floats]:
         """Return cycle times [C], and the tokens [C, R] to verify in each to keep the paces."""
-        if not len(paces):
-            return [], np.zeros((0, 0))
         longest_ms = max(float(paces.min() * self.reach[-1]), shortest_ms)
         cycles_ms = np.geomspace(shortest_ms, longest_ms, _CYCLES)
         counts = np.arange(1.0, len(self.reach) + 1.0)

@@ -71,6 +71,8 @@ class Load:
 
     def without_neediest(self, count: int) -> "Load":
         """Return the load without the paces of so many decoding requests, the tightest ones."""
+        if not count:
+            return self
         kept = np.sort(np.argsort(self.tpot_ms, kind="stable")[count:])
         ids = tuple(self.ids[place] for place in kept.tolist())
         return replace(
@@ -80,27 +82,6 @@ class Load:
             tpot_ms=self.tpot_ms[kept],
             left=self.left[kept],
             others=self.others + len(self.ids) - len(ids),
-        )
-
-    def after(self, batch_ms: float, served: Bools, chunks: Sequence[int]) -> "Load":
-        """Return the load after a batch that serves `served` [R] and reads these `chunks`."""
-        due = self.due_ms - batch_ms + np.where(served, self.tpot_ms, 0.0)
-        ids, paces, rest, left = list(self.ids), list[float](), list[float](), list[Prompt]()
-        for prompt, chunk in zip(self.prompts, chunks, strict=True):
-            if chunk < prompt.tokens:
-                deadline_ms = prompt.deadline_ms - batch_ms
-                left.append(replace(prompt, deadline_ms=deadline_ms, tokens=prompt.tokens - chunk))
-            elif math.isfinite(prompt.tpot_ms):
-                ids.append(prompt.id)
-                paces.append(prompt.tpot_ms)
-                rest.append(prompt.left)
-        return Load(
-            ids=tuple(ids),
-            due_ms=np.concatenate((due, paces)),
-            tpot_ms=np.concatenate((self.tpot_ms, paces)),
-            left=np.concatenate((self.left, rest)),
-            prompts=tuple(left),
-            others=self.others,
         )
 
     @property

@@ -39,7 +39,7 @@ class Batch:
     """The contents and limits of the next batch.
 
     Attributes:
-        ms: most time of the batch; `next_ms`: the same of the one after it.
+        ms: most time of the batch.
         tokens: tokens that it may read.
         lengths: [R] tokens that each decoding request of the load verifies; 0: it sits out.
         chunks: tokens of each of the load's prompts.
@@ -49,13 +49,20 @@ class Batch:
     """
 
     ms: float
-    next_ms: float
     tokens: int
     lengths: Ints
     chunks: tuple[int, ...] = ()
     room: int = 0
     longest_ms: float | None = None
     spare: int | None = None
+
+    def reading(self, prompts: Sequence[Prompt]) -> "Batch":
+        """Return the batch with as much of the prompts, in this order, as there is room for."""
+        room, chunks = self.tokens - int(self.lengths.sum()), list[int]()
+        for prompt in prompts:
+            chunks.append(max(0, min(room, prompt.tokens)))
+            room -= chunks[-1]
+        return replace(self, chunks=tuple(chunks), room=room)
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,10 @@ class Choice:
 
     Attributes:
         admitted: the new ones that are admitted.
-        batch_ms: time of batches, where that is chosen.
         in_time: those admitted before stay in time, except the `given_up` neediest.
     """
 
     admitted: tuple[Prompt, ...] = ()
-    batch_ms: float = 0.0
     in_time: bool = True
     given_up: int = 0
 
@@ -117,16 +122,8 @@ class Pacing(ABC):
         """Choose the new prompts to admit; `in_time`: those admitted before stay in time."""
 
     @abstractmethod
-    def is_in_time(self, load: Load) -> bool:
-        """Return whether all that are admitted attain their objectives."""
-
-    @abstractmethod
-    def batch(self, load: Load, batch_ms: float) -> Batch:
-        """Return the next batch, without its prompts."""
-
-    def reserved(self, load: Load, batch: Batch) -> Batch:
-        """Return the next batch with its prompts, bounded so that promises hold after it."""
-        return batch
+    def batch(self, load: Load, choice: Choice) -> Batch:
+        """Return the next batch of a load, which has the requests that were chosen."""
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:

@@ -22,7 +22,6 @@ from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing
 from specrouter.slo.serve.requests import Sorted, has_objective, is_old, sorted_requests
-from specrouter.slo.serve.reservation import with_prompts
 from specrouter.view import EngineView, RequestTable
 
 PacingOf = Callable[[EngineView], Pacing]
@@ -32,50 +31,6 @@ MOST_ERROR = 0.5
 _COMING = 0.35  # share of every objective kept for later requests while they are served in order
 _SHARE = 8  # a promoted prompt reads one part in 8 of a batch
 _LEAST_CHUNK = 16
-
-
-def by_objectives(
-    pacing_of: PacingOf,
-    prefill_chunk: int,
-    *,
-    patience_ms: float = 30_000.0,
-    most_error: float = math.inf,
-    decision: "type[Decision] | None" = None,
-) -> Admit:
-    """Return the admission policy by objectives.
-
-    Args:
-        pacing_of: pacing of a view; it returns `Amortized` if `most_error` is finite.
-        prefill_chunk: chunk of `fcfs`, which is followed if no request has an objective.
-        patience_ms: wait after which a best-effort request comes first.
-        most_error: follow `fcfs`, too, while it attains all objectives, or while at least this
-            share of predictions is wrong; infinite: never.
-        decision: the class that decides, if it is another one.
-    """
-    as_they_came = fcfs(prefill_chunk)
-    least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))
-    make = decision or Decision
-
-    def policy(view: EngineView) -> Admission:
-        if not (has_objective(view.running).any() or has_objective(view.waiting).any()):
-            return as_they_came(view)
-        pacing = pacing_of(view)
-        made = make(
-            view=view,
-            pacing=pacing,
-            asked=sorted_requests(view, pacing, patience_ms),
-            patience_ms=patience_ms,
-            least_chunk=least_chunk,
-        )
-        # Predictions do not cover TPOT by runs of ten tokens, which only simulations judge.
-        if math.isinf(most_error) or not np.isnan(view.running.run_ms).all():
-            return made.admission()
-        first_come, late = made.first_come(as_they_came)
-        if not late or view.prediction_error >= most_error:
-            return first_come
-        return replace(made.admission(), order="objectives", why=first_come.why)
-
-    return policy
 
 
 @dataclass(kw_only=True)
@@ -120,12 +75,12 @@ class Decision:
             if self._admit(prompt.id, prompt.kv_tokens)
         ]
         load = asked.load.without_neediest(choice.given_up).joined(came)
-        batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
+        batch = pacing.batch(load, choice)
         self._admit_best_effort()
         kept = self.promoted.id if self.promoted is not None else ()
         beside = np.setdiff1d(asked.beside.id, kept)
         return replace(
-            self._written(load, batch),
+            self.written(load, batch),
             ranks=dict.fromkeys(beside.tolist(), 1.0),
             promised=frozenset(prompt.id for prompt in came),
             lost=asked.lost,
@@ -139,7 +94,7 @@ class Decision:
         that is too tight for any promise.
         """
         view, asked, pacing = self.view, self.asked, self.pacing
-        assert isinstance(pacing, Amortized), "only this one predicts who attains an objective"
+        assert isinstance(pacing, Amortized), "others do not predict who attains an objective"
         declined = set(asked.beyond)
         staying = view.waiting.take(~(view.waiting.rejects & view.waiting.among(declined)))
         tried = asked.too_tight.intersection(staying.id.tolist())
@@ -247,13 +202,13 @@ class Decision:
 
     # The batch
 
-    def _written(self, load: Load, batch: Batch) -> Admission:
+    def written(self, load: Load, batch: Batch) -> Admission:
         """Return the admission with this batch; the planner chooses how requests decode in it."""
-        found, _, _ = self._shared(load, batch)
+        found, _, _ = self.shared(load, batch)
         sitting_out = self._sitting_out(batch.spare, load.others)
         return replace(found, budget_ms=batch.longest_ms, paused=sitting_out)
 
-    def _shared(self, load: Load, batch: Batch) -> tuple[Admission, dict[int, int], int]:
+    def shared(self, load: Load, batch: Batch) -> tuple[Admission, dict[int, int], int]:
         """Share the batch's room among all requests.
 
         Returns the admission without the batch's limits, the tokens that each decoding request
@@ -309,3 +264,46 @@ class Decision:
                 more = min(room, unread[name] + 1 - own)
                 chunks[name], room = own + more, room - more
         return room
+
+
+def by_objectives(
+    pacing_of: PacingOf,
+    prefill_chunk: int,
+    *,
+    patience_ms: float = 30_000.0,
+    most_error: float = math.inf,
+    make: type[Decision] = Decision,
+) -> Admit:
+    """Return the admission policy by objectives.
+
+    Args:
+        pacing_of: pacing of a view; it returns `Amortized` if `most_error` is finite.
+        prefill_chunk: chunk of `fcfs`, which is followed if no request has an objective.
+        patience_ms: wait after which a best-effort request comes first.
+        most_error: follow `fcfs`, too, while it attains all objectives, or while at least this
+            share of predictions is wrong; infinite: never.
+        make: the class that decides.
+    """
+    as_they_came = fcfs(prefill_chunk)
+    least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))
+
+    def policy(view: EngineView) -> Admission:
+        if not (has_objective(view.running).any() or has_objective(view.waiting).any()):
+            return as_they_came(view)
+        pacing = pacing_of(view)
+        decision = make(
+            view=view,
+            pacing=pacing,
+            asked=sorted_requests(view, pacing, patience_ms),
+            patience_ms=patience_ms,
+            least_chunk=least_chunk,
+        )
+        # Predictions do not cover TPOT by runs of ten tokens, which only simulations judge.
+        if math.isinf(most_error) or not np.isnan(view.running.run_ms).all():
+            return decision.admission()
+        first_come, late = decision.first_come(as_they_came)
+        if not late or view.prediction_error >= most_error:
+            return first_come
+        return replace(decision.admission(), order="objectives", why=first_come.why)
+
+    return policy

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specrouter.profile.batch_time import BatchTime
-from specrouter.slo.serve.load import EPS_MS, Load, Prompt
-from specrouter.slo.serve.pacing import Batch, Pacing
+from specrouter.slo.serve.load import Prompt
 
 
 def first_chunk(
@@ -68,30 +67,3 @@ def longest_ms(
         else:
             low_ms = middle_ms
     return low_ms
-
-
-def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
-    """Return the batch with chunks of the load's prompts, by deadline.
-
-    Prompts that could end in it and need not yet are held one token before their end, so long as
-    their requests would decode too early for the others.
-    """
-    room = batch.tokens - int(batch.lengths.sum())
-    next_ms, chunks = batch.next_ms, []
-    for prompt in load.prompts:
-        may_wait = prompt.deadline_ms >= batch.ms + next_ms - EPS_MS
-        holds = may_wait and math.isfinite(prompt.tpot_ms)
-        chunk = max(0, min(room, prompt.tokens - holds))
-        room -= chunk
-        chunks.append(chunk)
-        if chunk == prompt.tokens:
-            next_ms = min(next_ms, prompt.tpot_ms)
-    served = batch.lengths > 0
-    for place, prompt in enumerate(load.prompts):
-        if room and chunks[place] == prompt.tokens - 1:
-            chunks[place] += 1
-            if pacing.is_in_time(load.after(batch.ms, served, chunks)):
-                room -= 1
-            else:
-                chunks[place] -= 1
-    return pacing.reserved(load, replace(batch, chunks=tuple(chunks), room=room))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from research.sim.roofline import RooflineTime
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Memory
+from specrouter.slo.serve.pacing import Choice, Memory
 from specrouter.slo.serve.policy import by_objectives
 from tests.pure import few
 from tests.specrouter.slo.test_admission import request, view
@@ -61,7 +61,7 @@ def test_what_a_prompt_takes_is_shared_by_the_tokens_that_are_left() -> None:
 def test_prompts_that_can_wait_delay_nobody(load: Load, count: int) -> None:
     """They are read in cycles that bring each request as many tokens as it needs meanwhile."""
     calm = [prompt(100 + n, 60_000.0, 3000) for n in range(count)]
-    batch = PACING.batch(load.joined(calm), 0.0)
+    batch = PACING.batch(load.joined(calm), Choice())
     if not len(load.ids):
         assert batch.ms == PACING.idle_ms
         return
@@ -75,10 +75,10 @@ def test_prompts_that_can_wait_delay_nobody(load: Load, count: int) -> None:
 def test_an_urgent_prompt_is_read_whole_though_a_calm_cycle_has_less_room() -> None:
     load, soon = decoding(*[50.0] * 250), prompt(100, 150.0, 500)
     later = replace(soon, deadline_ms=60_000.0)
-    calm = PACING.batch(load.joined([later]), 0.0)
+    calm = PACING.batch(load.joined([later]), Choice())
     assert calm.tokens - calm.lengths.sum() < 500
     assert names(PACING.choose(load, [soon], ROOMY).admitted) == {100}
-    batch = PACING.batch(load.joined([soon]), 0.0)
+    batch = PACING.batch(load.joined([soon]), Choice())
     assert batch.tokens - batch.lengths.sum() >= 500
 
 
@@ -117,20 +117,17 @@ def test_those_without_an_objective_take_what_the_paces_of_the_others_leave(
     """By hand: a cycle of 20 ms and half a millisecond a token may take 40, which are 40 tokens."""
     pacing = Amortized(RooflineTime(((0.5, 0.0, 20.0),)), 100.0, chunk=CHUNK)
     load = replace(decoding(*[50.0] * paced), others=others)
-    batch = pacing.batch(load, 50.0)
-    found = pacing.reserved(load, batch)
+    found = pacing.batch(load, Choice())
     left = max(0, 40 - paced)
-    if paced <= 40 and others + batch.room <= left:
-        assert found is batch
+    if paced <= 40 and not others:
+        assert (found.spare, found.room) == (None, left)
     else:
-        assert found.spare == left
-        assert found.room == min(batch.room, max(0, left - others))
+        assert (found.spare, found.room) == (left, max(0, left - others))
 
 
 def test_nobody_sits_out_where_nobody_has_a_pace() -> None:
     load = replace(decoding(), others=500)
-    batch = PACING.batch(load, 50.0)
-    assert PACING.reserved(load, batch) is batch
+    assert PACING.batch(load, Choice()).spare is None
 
 
 def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
@@ -173,7 +170,7 @@ def test_where_running_requests_are_given_up_batches_have_their_time() -> None:
     load = decoding(*[22.0] * 8, *[90.0] * 24)
     found = pacing.choose(load, [prompt(100, 150.0, 100)], ROOMY)
     assert found.given_up
-    assert pacing.batch(load.without_neediest(found.given_up), found.batch_ms).tokens > 0
+    assert pacing.batch(load.without_neediest(found.given_up), Choice()).tokens > 0
 
 
 def test_those_that_fell_behind_keep_nobody_out() -> None:

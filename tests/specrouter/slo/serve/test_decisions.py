@@ -23,7 +23,7 @@ from tests.specrouter.slo_machines import OPT_7B, amortized
 from tests.specrouter.views import Entry, entries_of
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
-strictly = partial(by_objectives, decision=StrictDecision)
+strictly = partial(by_objectives, make=StrictDecision)
 DRAFTING = Strict(OPT_7B, 100.0, 0.7)
 MEASURED = snapshot({"big": rising(20.0, 0.1)})
 URGENT = {"tpot_ms": 500.0, "ttft_ms": 2000.0}

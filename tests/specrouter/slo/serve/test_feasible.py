@@ -24,7 +24,7 @@ from tests.specrouter.views import Entry, table
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
 DRAFTING = Strict(OPT_7B, 100.0, 0.7)
-strictly = partial(by_objectives, decision=StrictDecision)
+strictly = partial(by_objectives, make=StrictDecision)
 BUSY = [request(10 + each, row=each, left=0, tpot_ms=50.0) for each in range(4)]
 
 

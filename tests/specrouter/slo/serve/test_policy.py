@@ -30,7 +30,7 @@ MakePolicy = Callable[[Pacing], Admit]
 
 
 def ours(pacing: Pacing, patience_ms: float = 30_000.0) -> Admit:
-    return by_objectives(lambda view: pacing, 256, patience_ms=patience_ms, decision=StrictDecision)
+    return by_objectives(lambda view: pacing, 256, patience_ms=patience_ms, make=StrictDecision)
 
 
 def published(pacing: Pacing) -> Admit:

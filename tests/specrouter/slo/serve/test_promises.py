@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 from specrouter.profile.batch_time import CurveTime
-from specrouter.request.objective import Objective, Stage
-from specrouter.request.output import RequestMetrics
 from specrouter.slo.admission import fcfs
 from specrouter.slo.serve.policy import MOST_ERROR, by_objectives
 from specrouter.slo.serve.promises import Promises
@@ -98,32 +96,3 @@ def test_who_was_promised_a_pace_and_has_lost_it_is_told_at_once() -> None:
         seen = replace(view(0), running=table([replace(late, promised=promised)]))
         found = by_objectives(pacing_of, 64, most_error=MOST_ERROR)(seen)
         assert found.lost == ((1,) if promised else ())
-
-
-def metrics(tpot_ms: float | None, asked: Objective | None, *stages: bool) -> RequestMetrics:
-    return RequestMetrics(
-        ttft_ms=5.0,
-        tpot_ms=tpot_ms,
-        acceptance_length=2.0,
-        cycles=4,
-        chains={},
-        prompt_tokens=3,
-        output_tokens=8,
-        objective=asked,
-        attained_stages=stages,
-    )
-
-
-def test_a_pace_is_kept_whatever_became_of_the_first_token() -> None:
-    asked = Objective(tpot_ms=20.0, ttft_ms=1.0)  # which 5 ms have missed
-    assert metrics(19.0, asked).kept_pace is True
-    assert metrics(20.0, asked).kept_pace is True
-    assert metrics(21.0, asked).kept_pace is False
-    assert metrics(None, asked).kept_pace is None
-    assert metrics(19.0, None).kept_pace is None
-    assert metrics(19.0, Objective(tpot_ms=None, ttft_ms=1.0)).kept_pace is None
-    staged = Objective(
-        tpot_ms=None, ttft_ms=None, stages=(Stage(10.0, until_tokens=2), Stage(30.0))
-    )
-    assert metrics(19.0, staged, True, True).kept_pace is True
-    assert metrics(19.0, staged, False, True).kept_pace is False
