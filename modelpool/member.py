@@ -24,7 +24,7 @@ from modelpool.checkpoint.released import SCHEME, download, find_released, relea
 from modelpool.checkpoint.source import resolve_description, resolve_headers, resolve_source
 from modelpool.checkpoint.tokenizers import (
     files_fingerprint,
-    id_count,
+    id_counts,
     load_tokenizer,
     tokenizer_difference,
 )
@@ -33,7 +33,7 @@ from modelpool.errors import ConfigError
 from modelpool.fast.linear import gains_on_cpu
 from modelpool.fast.panels import exact_kernels, quantised_refusal
 from modelpool.gguf.description import NAME as GGUF
-from modelpool.gguf.description import describe, header_in
+from modelpool.gguf.description import describe, header_in, tokenizer_in
 from modelpool.gguf.header import is_gguf
 from modelpool.gguf.hub import find_gguf, tag_in
 from modelpool.inflate.inflated import inflated_source
@@ -195,22 +195,23 @@ def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]
 
 
 def tokenizer_of(member: Member) -> PreTrainedTokenizerBase:
+    if (member.path / GGUF).is_file():
+        return tokenizer_in(member.path)
     return load_tokenizer(
         member.path, field=member.field, trust_remote_code=member.config.trust_remote_code
     )
 
 
-def vocab_size_of(target: Member, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of ids that the target embeds and its tokenizer has."""
-    return min(id_count(tokenizer), target.facts.vocab_rows)
-
-
 def check_tokenizers(
     members: Mapping[str, Member], target: str, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Check that all members have the target's tokenizer, and embed each id that it uses."""
-    vocab_size = vocab_size_of(members[target], tokenizer)
-    needed = max(vocab_size, id_count(tokenizer, least=True))
+) -> int:
+    """Check that all members have the target's tokenizer, and embed each id that it uses.
+
+    Return the number of ids that the target embeds and its tokenizer has.
+    """
+    ids, least = id_counts(tokenizer)
+    vocab_size = min(ids, members[target].facts.vocab_rows)
+    needed = max(vocab_size, least)
     equal = {files_fingerprint(members[target].path)}
     for name, member in members.items():
         fingerprint = files_fingerprint(member.path)
@@ -229,3 +230,4 @@ def check_tokenizers(
                 f"{name!r} embeds {member.facts.vocab_rows} ids, and the tokenizer of "
                 f"{target!r} has {needed}",
             )
+    return vocab_size

@@ -34,7 +34,6 @@ from modelpool.member import (
     files_of,
     open_member,
     tokenizer_of,
-    vocab_size_of,
     weakest_first,
 )
 from modelpool.placed_members import MemberPlan, PlacedMembers
@@ -108,10 +107,9 @@ class ModelPool:
         self.names = (*self.draft_only, *self.models)
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
-        self.vocab_size = vocab_size_of(target, self.tokenizer)
+        self.vocab_size = check_tokenizers(self._members, config.target, self.tokenizer)
         # Ids below `vocab_size` that are never chosen. Unused ids after all used ones are cut off.
         self.unused_ids: tuple[int, ...] = tuple(self.tokenizer.init_kwargs.get(UNUSED_IDS, ()))
-        check_tokenizers(self._members, config.target, self.tokenizer)
         kv = kv_tokens if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
         self._placed = PlacedMembers(config, self._members, devices or read_devices(), kv)
         self._loaded = LoadedModels(config, self._placed)

@@ -13,7 +13,7 @@ from modelpool.checkpoint.released import SCHEME, find_released
 from modelpool.checkpoint.source import resolve_description, resolve_source
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
-from modelpool.gguf.header import is_gguf, open_header
+from modelpool.gguf.header import is_gguf, path_of, read_header
 from modelpool.gguf.hub import find_gguf, tag_in
 
 
@@ -29,7 +29,7 @@ def check_source(source: str, *, field: str, revision: str | None = None) -> Non
     """Raise `ConfigError` for a `{field}.source` that is not there, or of another kind."""
     if is_gguf(source):
         try:
-            open_header(source)
+            read_header(path_of(source))
         except ConfigError as error:
             raise ConfigError(f"{field}.source", error.reason) from error
     elif source.startswith(SCHEME):

@@ -42,18 +42,17 @@ def load_tokenizer(
     return tokenizer
 
 
-def id_count(tokenizer: PreTrainedTokenizerBase, least: bool = False) -> int:
-    """Return the largest token id plus one.
+def id_counts(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Return the largest token id plus one, and the same of the ids that every model must embed.
 
-    With `least`, added special tokens but BOS and EOS are ignored, such as those of images, for
+    These are all but added special tokens other than BOS and EOS, such as those of images, for
     which a text model may have no rows.
     """
     added = tokenizer.added_tokens_decoder
     used = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     ids = tokenizer.get_vocab().values()
-    return 1 + max(
-        one for one in ids if not least or one in used or one not in added or not added[one].special
-    )
+    spare = {one for one, token in added.items() if token.special and one not in used}
+    return 1 + max(ids), 1 + max(one for one in ids if one not in spare)
 
 
 def files_fingerprint(directory: Path) -> str:

@@ -11,22 +11,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import transformers
+from transformers import PreTrainedTokenizerFast
 
 from modelpool.checkpoint.block_values import BLOCK_BYTES
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.cached_folder import cached_folder
 from modelpool.checkpoint.footprint import check_served
 from modelpool.checkpoint.headers import ROUNDED, Header, StoredParameter
+from modelpool.checkpoint.tokenizers import load_tokenizer
 from modelpool.config import Weights
 from modelpool.errors import ConfigError
 from modelpool.gguf.architectures import config_of
-from modelpool.gguf.header import GgufHeader, GgufTensor, open_header, read_header
+from modelpool.gguf.header import GgufHeader, GgufTensor, parts_of, path_of, read_header
 from modelpool.gguf.placement import Placed, placed_of
 
-NAME = "gguf.json"  # beside the configuration: the file, and its tensors by the model's names
-_FORMAT = "5"  # changes when files are described differently
+# Beside the configuration: the file, its tensors, and where those of the model are among them.
+NAME = "gguf.json"
+_FORMAT = "6"  # changes when files are described differently
 # Tokens that llama.cpp recognises as ends of a text by their spelling, besides those of the file.
 _TEXT_ENDS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
@@ -47,7 +51,10 @@ _INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_
 
 @dataclass(frozen=True)
 class Described:
-    """A GGUF file as a checkpoint; `weights` is the form of the weights in the file."""
+    """A GGUF file as a checkpoint; `weights` is the form of the weights in the file.
+
+    `header` has the tensors, and no facts.
+    """
 
     folder: Path
     header: GgufHeader
@@ -68,9 +75,9 @@ class Described:
 def describe(source: str, field: str) -> Described:
     """Describe `gguf:PATH`, or a path; raise `ConfigError` for `{field}.source`."""
     try:
-        header = open_header(source)
-        folder = cached_folder(_folder(header), partial(_write, header, field))
-        return Described(folder, header, placed_in(folder))
+        first = path_of(source)
+        folder = cached_folder(_folder(first), partial(_write, first, field))
+        return Described(folder, header_in(folder), placed_in(folder))
     except ConfigError as error:
         kind = type(error)
         raise kind(f"{field}.source", error.reason) from error
@@ -82,19 +89,36 @@ def describe(source: str, field: str) -> Described:
 def placed_in(folder: Path) -> dict[str, Placed]:
     """Return where the tensors are, by the model's names; may raise `OSError`, `ValueError`."""
     stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    return {name: Placed.of(one) for name, one in stored["tensors"].items()}
+    return {name: Placed.of(one) for name, one in stored["placed"].items()}
 
 
 def header_in(folder: Path) -> GgufHeader:
-    """Return the header of the file that a folder describes.
+    """Return the tensors of the file that a folder describes, without its facts.
 
-    Raises `ValueError` if the file has changed since then.
+    The file is not read: a vocabulary's texts would take a tenth of a second. Raises `OSError`, and
+    `ValueError` if the file has changed since then.
     """
     stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    header = read_header(Path(stored["file"]))
-    if _folder(header).name != folder.name:
+    first = Path(stored["file"])
+    if _folder(first).name != folder.name:
         raise ValueError("the file has changed since the pool was made")
-    return header
+    return GgufHeader(first, {}, {one["name"]: GgufTensor.of(one) for one in stored["tensors"]})
+
+
+def tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a described file.
+
+    `AutoTokenizer` would find the same, and take twice as long: it makes the class's own first.
+    """
+    options = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        options["chat_template"] = template.read_text(encoding="utf-8")
+    make: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = make(
+        tokenizer_file=str(folder / "tokenizer.json"), **options
+    )
+    return tokenizer
 
 
 def _matrix_types(header: GgufHeader) -> set[str]:
@@ -138,12 +162,20 @@ def _is_linear(name: str, placed: Placed) -> bool:
     return StoredParameter(name, "", placed.shape).is_linear
 
 
-def _folder(header: GgufHeader) -> Path:
+def _folder(first: Path) -> Path:
+    """Return the folder for a file, or for all parts of a split one.
+
+    Raises `ConfigError` for a missing file.
+    """
     digest = hashlib.sha256(f"{_FORMAT} {transformers.__version__} ".encode())
-    for file in sorted({header.file, *(one.file for one in header.tensors.values())}):
-        facts = file.stat()
+    for file in parts_of(first):
+        try:
+            facts = file.stat()
+        except OSError:
+            read_header(first)  # its error says which file is missing
+            raise
         digest.update(f"{file} {facts.st_size} {facts.st_mtime_ns} ".encode())
-    return cache_dir() / "gguf" / f"{header.file.stem}-{digest.hexdigest()[:16]}"
+    return cache_dir() / "gguf" / f"{first.stem}-{digest.hexdigest()[:16]}"
 
 
 def _header(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
@@ -164,9 +196,10 @@ def _header(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
     return {name: {"dtype": dtype(name, one), "shape": one.shape} for name, one in placed.items()}
 
 
-def _write(header: GgufHeader, field: str, folder: Path) -> None:
+def _write(first: Path, field: str, folder: Path) -> None:
     from modelpool.gguf.tokenizer import tokenizer_of
 
+    header = read_header(first)
     config = config_of(header) | {
         "dtype": _dtype(header.tensors.values()),
         "eos_token_id": _ends(header),
@@ -178,8 +211,11 @@ def _write(header: GgufHeader, field: str, folder: Path) -> None:
     check_served(folder, field)
     placed = {name: asdict(one) for name, one in placed_of(header, config).items()}
     tokenizer_of(header, _ends(header)).save_pretrained(folder)
-    described = {"file": str(header.file), "tensors": placed}
-    (folder / NAME).write_text(json.dumps(described, indent=1), encoding="utf-8")
+    # As the model's class has it: Qwen's, for example, normalises texts.
+    load_tokenizer(folder, field=field).save_pretrained(folder)
+    tensors = [asdict(one) for one in header.tensors.values()]
+    described = {"file": str(first), "tensors": tensors, "placed": placed}
+    (folder / NAME).write_text(json.dumps(described, indent=1, default=str), encoding="utf-8")
 
 
 def _dtype(tensors: Iterable[GgufTensor]) -> str:

@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _STRING, _ARRAY = 8, 9
 _LEAST_FACT, _LEAST_TENSOR = 13, 32  # bytes
 _DIMENSIONS, _MOST_ELEMENTS, _MOST_ITEMS = 4, 2**48, 2**22
 _ALIGNMENT = "general.alignment"
+_FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})" + re.escape(ENDING))
 _MOST_SHOWN = 8  # files in the folder of a missing one
 # Name, values of a block and bytes of a block, by their numbers in the file.
 _TYPES = {
@@ -57,6 +59,12 @@ class GgufTensor:
     shape: tuple[int, ...]
     start: int
     size_bytes: int
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "GgufTensor":
+        """Return a tensor from its fields in JSON."""
+        shape = tuple(stored["shape"])
+        return cls(**{**stored, "file": Path(stored["file"]), "shape": shape})
 
 
 @dataclass(frozen=True)
@@ -90,15 +98,27 @@ def is_gguf(source: str) -> bool:
     return source.startswith("gguf:") or is_path
 
 
-def open_header(source: str) -> GgufHeader:
-    """Read the header of `gguf:PATH`, or a path.
+def path_of(source: str) -> Path:
+    """Return the file of `gguf:PATH`, or of a path.
 
-    Raises `ConfigError`, also if the package `gguf` is missing.
+    Raises `ConfigError` if the package `gguf` is missing.
     """
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("", "GGUF files need the package gguf: pip install 'specrouter[gguf]'")
     # Links are not resolved: parts lie beside each other by their names, as in the hub's cache.
-    return read_header(expanded(source.removeprefix("gguf:").removeprefix("path:")).absolute())
+    return expanded(source.removeprefix("gguf:").removeprefix("path:")).absolute()
+
+
+def parts_of(first: Path) -> tuple[Path, ...]:
+    """Return the file, or all parts of a split one, whose first it is by its name."""
+    name = _FIRST_PART.fullmatch(first.name)
+    if name is None:
+        return (first,)
+    stem, parts = name.groups()
+    return tuple(
+        first.with_name(f"{stem}-{number:05d}-of-{parts}{ENDING}")
+        for number in range(1, int(parts) + 1)
+    )
 
 
 def read_header(first: Path) -> GgufHeader:
@@ -110,14 +130,11 @@ def read_header(first: Path) -> GgufHeader:
     parts = header.fact("split.count", int, 1)
     if parts <= 1:
         return header
-    ending = f"-00001-of-{parts:05d}.gguf"
-    if header.fact("split.no", int) != 0 or not first.name.endswith(ending):
+    files, ending = parts_of(first), f"-00001-of-{parts:05d}{ENDING}"
+    if header.fact("split.no", int) != 0 or len(files) != parts:
         raise header.error(f"is one of {parts} parts: give the first, which ends in {ending!r}")
     tensors = dict(header.tensors)
-    for number in range(1, parts):
-        file = first.with_name(
-            first.name.removesuffix(ending) + f"-{number + 1:05d}-of-{parts:05d}.gguf"
-        )
+    for number, file in enumerate(files[1:], start=1):
         if not file.is_file():
             raise header.error(f"is one of {parts} parts, and {file.name!r} is not beside it")
         part = _read(file)

@@ -15,7 +15,7 @@ from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.json_cache import JsonCache
 from modelpool.fast.model_key import key_of
 from modelpool.packed_model import PackedModel
-from specrouter.execution.time_profile import is_too_slow, profile_model
+from specrouter.execution.time_profile import factor_now, profile_model
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.time_regression import TimeRegression
 
@@ -45,7 +45,10 @@ class ModelTimes:
         self._pool.progress.begin("timing", name)
         times = None if self._is_fresh else self._cache.load(key)
         curve = None if times is None else times.curve()
-        if times is None or curve is None or is_too_slow(curve, model):
+        factor = None if curve is None else factor_now(curve, model)
+        if times is not None and factor is not None:
+            times.scale(factor)  # the machine's speed has changed, in all sizes alike
+        else:
             started = time.perf_counter()
             times = TimeRegression.profiled(profile_model(model))
             self._cache.store(key, times)

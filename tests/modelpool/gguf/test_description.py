@@ -44,6 +44,17 @@ def test_an_exported_checkpoint_comes_back(exported: Path) -> None:
         assert getattr(found, name) == pytest.approx(getattr(wanted, name)), name
 
 
+def test_a_tokenizer_is_the_one_that_transformers_has_for_the_model(tmp_path: Path) -> None:
+    """Qwen 2 normalises texts, which no fact of a file says."""
+    save("qwen2", tmp_path / "m")
+    pool = pool_of(write("qwen2", tmp_path / "m", tmp_path / "m.gguf"))
+    wanted = AutoTokenizer.from_pretrained(str(pool.path("m")))
+    assert pool.tokenizer.backend_tokenizer.to_str() == wanted.backend_tokenizer.to_str()
+    assert pool.tokenizer.all_special_ids == wanted.all_special_ids
+    assert pool.tokenizer.chat_template == wanted.chat_template
+    assert pool.tokenizer.backend_tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_texts_end_with_tokens_of_known_spelling_and_with_those_that_are_named(
     named: bool, tmp_path: Path

@@ -10,7 +10,7 @@ from specrouter import ChainRouter, EngineDeadError, RequestError, SamplingParam
 from specrouter.engine import engine_thread
 from specrouter.engine.engine import Engine
 from specrouter.execution import model_times
-from specrouter.execution.time_profile import is_too_slow
+from specrouter.execution.time_profile import factor_now
 from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import Faults, wait_until
@@ -159,7 +159,7 @@ def test_a_drafter_that_cannot_be_loaded_later_is_told_and_serving_goes_on(
 def test_a_drafter_that_hangs_meanwhile_is_an_error_of_the_start(
     small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_times, "is_too_slow", is_too_slow)  # a forward, though times are kept
+    monkeypatch.setattr(model_times, "factor_now", factor_now)  # a forward, though times are kept
     faults.hanging = {"small"}
     with pytest.raises(EngineDeadError, match="a forward of small"):
         open_router(small_config)

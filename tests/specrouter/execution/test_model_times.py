@@ -85,7 +85,7 @@ def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
     kept = TimeRegression.profiled((TimeSample(1, 0.0, 3.0),))
     cache = Cache(kept)
     monkeypatch.setattr(model_times, "TimeCache", lambda _: cache)
-    monkeypatch.setattr(model_times, "is_too_slow", lambda *_: False)
+    monkeypatch.setattr(model_times, "factor_now", lambda *_: 1.0)
     monkeypatch.setattr(model_times, "profile_model", lambda _: (TimeSample(1, 0.0, 5.0),))
     monkeypatch.setattr(model_times, "key_of", lambda *_: "key")
     profiler = PerformanceProfiler(parameters={"small": 10})

@@ -1,6 +1,7 @@
 """The profile of a model, and where it is kept."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from modelpool import ModelPool
 from modelpool.attention.backend import READING_QUERIES
 from modelpool.fast.model_key import key_of
 from modelpool.packed_model import PackedModel
-from specrouter.execution.time_profile import profile_model
+from specrouter.execution.time_profile import factor_now, profile_model
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression
 from tests.specrouter.execution.test_time_cache import curve_of
 
@@ -68,3 +70,32 @@ def test_a_key_names_what_times_depend_on(
     monkeypatch.setattr(model, "threads", 77, raising=False)
     fourth = key_of(model, copy)
     assert len({key, first, second, third, fourth}) == 5
+
+
+def ticking() -> Callable[[], float]:
+    """Every forward takes a second by this clock."""
+    ticks = iter(range(10**6))
+    return lambda: float(next(ticks))
+
+
+def test_a_kept_curve_is_scaled_where_the_machine_is_faster_or_slower(model: PackedModel) -> None:
+    assert factor_now(TimeCurve(((1, 2000.0),)), model, ticking()) == pytest.approx(0.5)
+    assert factor_now(TimeCurve(((1, 800.0),)), model, ticking()) == pytest.approx(1.25)
+
+
+def test_a_kept_curve_with_one_slow_size_has_a_wrong_shape(model: PackedModel) -> None:
+    points = ((1.0, 1000.0), (6.0, 1500.0), (16.0, 1500.0))
+    assert factor_now(TimeCurve(points), model, ticking()) is None
+
+
+def test_noise_in_one_forward_of_now_does_not_condemn_a_kept_curve(model: PackedModel) -> None:
+    durations = iter((1.0, 3.0, 1.0, 1.0, 1.0, 1.0))
+    now, is_start = 0.0, True
+
+    def clock() -> float:
+        nonlocal now, is_start
+        now += 0.0 if is_start else next(durations)
+        is_start = not is_start
+        return now
+
+    assert factor_now(TimeCurve(((1, 1000.0),)), model, clock) == pytest.approx(1.0)
