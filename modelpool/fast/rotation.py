@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelpool.fast.trigonometry import cosine, sine
 
+_FIRST_POSITIONS = 2048  # of a table, before it grows
 _MOST_KEPT = 2**24  # cosines of a rotation: for heads of 128 those of 131,072 positions
 
 Table = tuple[Tensor, ...]  # cosines and signed sines, [T, 1, size] each; () without a rotation
@@ -123,23 +124,38 @@ def candidates(
                 yield TunedRotation(**vars(one), beta=beta, original=original, heads=heads)
 
 
-def rotation_table(rotation: Rotation, rotary: Any, like: Tensor, positions: int) -> Tensor:
-    """Return cosines and signed sines, [positions, 2, 1, size], for positions from 0 on.
+def rotation_table(
+    rotation: Rotation, rotary: Any, like: Tensor, positions: int, first: int = 0
+) -> Tensor:
+    """Return cosines and signed sines, [positions - first, 2, 1, size], for positions from `first`.
 
     They have the dtype and the device of `like`. Further parts of a rotation's table follow them.
     `rotary` is the model's rotary embedding.
     """
-    return torch.stack(_angles(rotation, rotary, like, torch.arange(positions)), dim=1)
+    return torch.stack(_angles(rotation, rotary, like, torch.arange(first, positions)), dim=1)
 
 
 def angles_of(
     rotation: Rotation, rotary: Any, like: Tensor, positions: int
 ) -> Callable[[Tensor], Table]:
-    """Return a function from positions [T] to angles, with a table unless it is too large."""
+    """Return a function from positions [T] to angles, with a table unless it would be too large.
+
+    The table grows with the positions that occur: all of Gemma 3's take a second and 134 MB.
+    """
     if positions * rotation.size > _MOST_KEPT:
         return lambda index: _angles(rotation, rotary, like, index)
-    table = rotation_table(rotation, rotary, like, positions)
-    return lambda index: table.index_select(0, index).unbind(1)
+    table = rotation_table(rotation, rotary, like, min(positions, _FIRST_POSITIONS))
+
+    def angles(index: Tensor) -> Table:
+        nonlocal table
+        needed = int(index.max()) + 1
+        if needed > len(table):
+            more = min(positions, max(needed, 2 * len(table)))
+            added = rotation_table(rotation, rotary, like, more, len(table))
+            table = torch.cat((table, added))
+        return table.index_select(0, index).unbind(1)
+
+    return angles
 
 
 class OwnFrequencies(TorchFunctionMode):

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from modelpool.fast.rotation import OwnFrequencies, Rotation, rotation_table
+from modelpool.fast.rotation import (
+    _FIRST_POSITIONS,
+    OwnFrequencies,
+    Rotation,
+    angles_of,
+    rotation_table,
+)
 from modelpool.fast.trigonometry import cosine, sine
 
 ANGLES = torch.arange(4096, dtype=torch.float32)[:, None] / 10_000 ** (torch.arange(32) / 32)
@@ -55,3 +61,15 @@ def test_a_models_rotation_takes_them(dtype: torch.dtype) -> None:
     angles = torch.arange(4096, dtype=torch.float32)[:, None] * rotary.inv_freq
     assert torch.equal(found[:, 0, 0, :32], cosine(angles).to(dtype))
     assert torch.equal(found[:, 1, 0, 32:], sine(angles).to(dtype))
+
+
+def test_a_table_grows_with_the_positions_and_has_the_same_bits() -> None:
+    longest = 3 * _FIRST_POSITIONS
+    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=64, num_attention_heads=4))
+    rotation, like = Rotation(False, False, "own", 16), torch.empty(1)
+    whole = rotation_table(rotation, rotary, like, longest)
+    angles = angles_of(rotation, rotary, like, longest)
+    for index in ([0, 5], [_FIRST_POSITIONS + 7, 3], [longest - 1], [1]):
+        places = torch.tensor(index)
+        for found, wanted in zip(angles(places), whole[places].unbind(1), strict=True):
+            assert torch.equal(found, wanted)
