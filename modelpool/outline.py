@@ -11,6 +11,7 @@ Not here: values. `PackedModel.wrap` compares those once the weights are loaded.
 """
 
 import copy
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -27,9 +29,12 @@ from modelpool.attention.kv_view import AttentionLayer, KVLayer, KVView
 from modelpool.attention.latent import use_latents
 from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal, undispatched
+from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.json_cache import JsonCache
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
 from modelpool.fast.experts import can_quantise
+from modelpool.fast.model_key import package_sources
 from modelpool.mixers.registry import unserved_layer, use_mixers
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import ProbeView
@@ -37,6 +42,7 @@ from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 
 _TOKENS = 11  # a prime, which no dimension of a model is likely to be
 _META = torch.device("meta")
+_KV_FACTS = ("kv_heads", "head_dim", "value_dim", "is_latent", "source")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,31 @@ class ModelOutline:
     parameter_count: int
     features: frozenset[Feature] = frozenset()
     has_plain_experts: bool = False
+
+    def to_json(self) -> Any:
+        """Return what `of_json` reads; only for a model without recurrent layers."""
+        return {
+            "kv_layers": {
+                number: {name: getattr(one, name) for name in _KV_FACTS}
+                for number, one in self.kv_layers.items()
+            },
+            "parameter_count": self.parameter_count,
+            "features": sorted(self.features),
+            "has_plain_experts": self.has_plain_experts,
+        }
+
+    @classmethod
+    def of_json(cls, kept: Any) -> "ModelOutline":
+        return cls(
+            kv_layers={
+                int(number): KVLayer(device=_META, dtype=torch.float32, **facts)
+                for number, facts in kept["kv_layers"].items()
+            },
+            recurrent_layers={},
+            parameter_count=int(kept["parameter_count"]),
+            features=frozenset(kept["features"]),
+            has_plain_experts=bool(kept["has_plain_experts"]),
+        )
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -95,9 +126,29 @@ class _Key:
     config: Any = field(compare=False)
     trust_remote_code: bool = False
 
+    def file_name(self) -> str:
+        facts = (torch.__version__, transformers.__version__, package_sources(), self.text)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
 
 @lru_cache(maxsize=64)
 def _outline_of(key: _Key) -> ModelOutline:
+    """Return the outline as an earlier start has kept it, or try the model, half a second.
+
+    Models of other packages than `transformers`, whose code may change, are tried each time.
+    """
+    is_from_release = type(key.config).__module__.startswith("transformers.")
+    cache, name = JsonCache(cache_dir() / "outlines", "outline"), key.file_name()
+    kept = cache.load(name, ModelOutline.of_json) if is_from_release else None
+    if kept is not None:
+        return kept
+    found = _found(key)
+    if is_from_release and not found.recurrent_layers:
+        cache.store(name, found.to_json())
+    return found
+
+
+def _found(key: _Key) -> ModelOutline:
     try:
         with _quiet(), torch.inference_mode():
             model = _built(key)

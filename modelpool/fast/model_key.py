@@ -55,7 +55,7 @@ def computing_facts() -> tuple[str | int | None, ...]:
     """
     kernels = linear_kernels()
     return (
-        *(torch.__version__, transformers.__version__, _sources(), cpu_name()),
+        *(torch.__version__, transformers.__version__, package_sources(), cpu_name()),
         None if c_library() is None else best_set(),
         None if kernels is None else kernels.name,
         *(torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")),
@@ -63,7 +63,7 @@ def computing_facts() -> tuple[str | int | None, ...]:
 
 
 @cache
-def _sources() -> str:
+def package_sources() -> str:
     """Return a hash of this package's sources."""
     digest = hashlib.sha256()
     for file in sorted(_PACKAGE.rglob("*")):

@@ -43,6 +43,7 @@ from transformers import (
     XGLMConfig,
 )
 
+from modelpool import outline
 from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.errors import UnsupportedModelError
 from modelpool.mixers import registry
@@ -224,14 +225,27 @@ def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None
     assert facts.parameter_count == sum(held.values())
     if "kv_lora_rank" in model.config.to_dict():  # latents and rotated keys alone
         assert facts.kv_bytes_per_token == 4 * (16 + 8) * 4
-    outline = outline_of(AutoConfig.from_pretrained(tmp_path))
-    kept = (outline.kv_layers.values(), packed.kv_layers.values())
+    found = outline_of(AutoConfig.from_pretrained(tmp_path))
+    kept = (found.kv_layers.values(), packed.kv_layers.values())
     mine, theirs = (
         [(one.kv_heads, one.head_dim, one.value_dim, one.source) for one in layers]
         for layers in kept
     )
     assert mine == theirs
-    assert outline.parameter_count == packed.parameter_count
+    assert found.parameter_count == packed.parameter_count
+
+
+@pytest.mark.parametrize("name", ["llama", *KEPT])
+def test_a_later_start_tries_no_model_and_finds_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
+    config = KEPT[name]() if name in KEPT else LlamaConfig(**_SMALL)
+    outline._outline_of.cache_clear()
+    first = outline_of(config)
+    outline._outline_of.cache_clear()
+    monkeypatch.setattr(outline, "_found", None)
+    assert outline_of(config) == first
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

@@ -68,7 +68,7 @@ def test_other_sources_compare_again(
     loaded: Callable[[], tuple[PackedModel, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded()
-    monkeypatch.setattr(model_key, "_sources", lambda: "changed")
+    monkeypatch.setattr(model_key, "package_sources", lambda: "changed")
     assert loaded()[1] > 1
 
 
