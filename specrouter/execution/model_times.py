@@ -47,7 +47,7 @@ class ModelTimes:
         curve = None if times is None else times.curve()
         factor = None if curve is None else factor_now(curve, model)
         if times is not None and factor is not None:
-            times.scale(factor)  # the machine's speed has changed, in all sizes alike
+            times.scale(factor)
         else:
             started = time.perf_counter()
             times = TimeRegression.profiled(profile_model(model))

@@ -39,7 +39,7 @@ _LONG_SLOTS = 2048
 _LONG_BYTES = 2**27  # size limit of that state, unless it allows less than twice `_SHORT_SLOTS`
 _MOST_ROUNDS = 12
 _CHECKED = (1, 6, 16)  # tokens of the forwards that check a kept curve
-_ALIKE = 0.8  # least ratio of the factors between these and the curve
+_CLOSE = 0.8  # least ratio of two times that are taken for the same
 _SETTLED = 0.03  # largest relative change of an estimate in a round that ends the profile
 
 
@@ -89,11 +89,12 @@ def profile_model(
 def factor_now(
     curve: TimeCurve, model: "PackedModel", clock: Callable[[], float] = time.perf_counter
 ) -> float | None:
-    """Return the times of forwards now over those of a kept curve; None: its shape is wrong.
+    """Return a factor that corrects a kept curve; None: its shape is wrong.
 
-    It is wrong if other work slowed the machine while one of the sizes was timed. Runs a forward of
-    each of some sizes, and a second one if a shape seems wrong, because noise may be that of now.
-    Takes 0.1 s for a model of 500M parameters on a CPU.
+    Other work may have slowed the machine while the curve was measured: in all sizes alike, or in
+    some. Forwards that are slower than the curve show nothing, because noise only slows. Runs a
+    forward of each of some sizes, and a second one if they seem wrong. Takes 0.1 s for a model of
+    500M parameters on a CPU.
     """
     with torch.inference_mode():
         short, _ = _trials(model, only=_CHECKED)
@@ -101,7 +102,9 @@ def factor_now(
             for trial in short:
                 trial.times_ms.append(trial.run(clock))
             factors = [one.estimate_ms / curve.at(one.computed, one.attended) for one in short]
-            if min(factors) >= _ALIKE * max(factors):
+            if min(factors) >= _CLOSE:
+                return 1.0
+            if min(factors) >= _CLOSE * max(factors):
                 return sum(factors) / len(factors)
     return None
 
