@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,9 +252,13 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     model.load_state_dict(plain, strict=False, assign=True)
     model.tie_weights()
     left = {name for name, one in model.named_parameters() if one.is_meta}
-    with torch.no_grad():
+    tied = {name: one for name, one in tables.items() if one is blocks.get("lm_head")}
+    others = {name: one for name, one in tables.items() if name not in tied}
+    with torch.no_grad(), ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(quantise_embeddings, model, others)
         quantise(config.name, model, blocks, weights=tuning.weights, in_int8=weights.in_int8)
-        quantise_embeddings(model, tables)
+        reading.result()
+        quantise_embeddings(model, tied)
     return _Read(model, sorted(left - in_blocks))
 
 

@@ -67,7 +67,7 @@ class ModelOutline:
         """Return what `of_json` reads; only for a model without recurrent layers."""
         return {
             "kv_layers": {
-                number: {name: getattr(one, name) for name in _KV_FACTS}
+                str(number): {name: getattr(one, name) for name in _KV_FACTS}
                 for number, one in self.kv_layers.items()
             },
             "parameter_count": self.parameter_count,

@@ -10,7 +10,7 @@ Routers and gates of one number stay plain, unless the checkpoint has them in so
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -144,8 +144,9 @@ def quantise_linears(
 ) -> list[str]:
     """Quantise the linear layers of `model` in place; return the names of those that it cannot.
 
-    The plain weights of a module's layers are freed before the next module's are quantised;
-    `stored` ones may be on the device `meta`. An embedding that shares a weight keeps it.
+    The plain weights of a module's layers are freed before those of the next but one are
+    quantised; `stored` ones may be on the device `meta`. An embedding that shares a weight keeps
+    it.
 
     Args:
         model: the model.
@@ -158,7 +159,7 @@ def quantise_linears(
     given = stored or {}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     head, experts = _head(model), expert_count(getattr(model, "config", None))
-    done: dict[nn.Module, QuantisedLinear] = {}  # one layer may be used in several places
+    done: dict[nn.Module, Future[QuantisedLinear]] = {}  # one layer may be used in several places
     left: list[str] = []
     exact_kernels()  # found here once, and not by several threads
     is_inference = torch.is_inference_mode_enabled()
@@ -167,6 +168,15 @@ def quantise_linears(
         in_int4 = weights == "int4" and layer is not head and name not in in_int8
         with torch.inference_mode(is_inference):
             return _replaced(layer, given.get(name), id(layer.weight) in embeddings, in_int4)
+
+    waiting: list[tuple[nn.Module, dict[str, nn.Module]]] = []
+
+    def settle() -> None:
+        parent, linears = waiting.pop(0)
+        for name, layer in linears.items():
+            if layer in done:
+                setattr(parent, name, done[layer].result())
+        give_back_freed()
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for path, parent in tqdm(list(model.named_modules()), disable=True):  # `counted_loops`
@@ -182,13 +192,13 @@ def quantise_linears(
             able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
             left += [name for name in fresh if name not in able]
             wanted = {name: able[name] for name in able if not only_stored or name in given}
-            made = pool.map(replaced, wanted.keys(), wanted.values())
-            done.update(zip(wanted.values(), made, strict=True))
-            for name, layer in linears.items():
-                if layer in done:
-                    setattr(parent, name, done[layer])
-            if able:
-                give_back_freed()
+            done |= {layer: pool.submit(replaced, name, layer) for name, layer in wanted.items()}
+            if linears:
+                waiting.append((parent, linears))
+            if len(waiting) > 1:  # one more than is waited for, so that no thread is idle
+                settle()
+        while waiting:
+            settle()
     return left
 
 

@@ -66,10 +66,12 @@ class _Blocks(StoredBlocks):
     def _rows(self, expert: int) -> Sequence[tuple[str, NDArray[np.uint8]]]:
         """Return the type and the rows' bytes of each tensor; a layer's tensors are joined."""
         tensors = self.placed.tensors(self.header)
-        found = [np.concatenate(list(_stored(one, self.placed, expert))) for one in tensors]
+        found = [
+            rows for one in tensors for rows in _stored(one, self.placed, expert, at_once=None)
+        ]
         if self.placed.form == "in turn, turned":
             found = [np.stack(found, axis=1).reshape(-1, found[0].shape[1])]
-        elif self.placed.parts == 1:
+        elif self.placed.parts == 1 and len(found) > 1:
             found = [np.concatenate(found)]
         return [(one.type, rows) for one, rows in zip(tensors, found, strict=False)]
 
@@ -170,15 +172,17 @@ def _rows(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[Tensor]:
         yield rows[:, _order(placed.columns, tensor.shape[-1])] if placed.columns else rows
 
 
-def _stored(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield the bytes of the rows of one of the parts."""
+def _stored(
+    tensor: GgufTensor, placed: Placed, number: int, at_once: int | None = _AT_ONCE
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of the rows of one of the parts, so many values at once; None: all."""
     count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 or not placed.rows else (
         tensor.shape[0]  # numbers in another order are rows
     )  # fmt: skip
     laid = (count, tensor.size_bytes // count)
     stored = np.memmap(tensor.file, np.uint8, "r", tensor.start, laid)
     order = _order(placed.rows, count) if placed.rows else None
-    step = max(_AT_ONCE // tensor.shape[-1], 1)
+    step = count if at_once is None else max(at_once // tensor.shape[-1], 1)
     first, end = (part * count // placed.parts for part in (number, number + 1))
     for start in range(first, end, step):
         rows = slice(start, min(start + step, end))

@@ -240,7 +240,7 @@ def test_a_later_start_tries_no_model_and_finds_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
-    config = KEPT[name]() if name in KEPT else LlamaConfig(**_SMALL)
+    config = KEPT[name]() if name in KEPT else LlamaConfig(**_SMALL | {"num_hidden_layers": 12})
     outline._outline_of.cache_clear()
     first = outline_of(config)
     outline._outline_of.cache_clear()
