@@ -101,9 +101,14 @@ class PackedModel:
         self._count_kv()
 
     @property
+    def is_portable(self) -> bool:
+        """True if whole passes are in the C library: no CPU and no number of threads matters."""
+        return bool(getattr(self.shortcut, "is_portable", False))
+
+    @property
     def computed_by(self) -> str:
-        """Backend that determines the bits of its logits; with the C library no CPU matters."""
-        if getattr(self.shortcut, "is_portable", False):
+        """Backend that determines the bits of its logits."""
+        if self.is_portable:
             return "C library"
         return f"torch {torch.__version__} on {self.device}"
 

@@ -31,7 +31,7 @@ _SHAPES = (
     *((1, 1), (4, 1), (1, 6), (8, 1), (1, 12), (16, 1), (1, 24)),
     *((16, 2), (16, 3), (16, 4), (16, 8), (16, 16), (16, 32), (16, 64)),
 )
-_SURE_TOKENS = 128
+_SURE_TOKENS = 64
 _CHEAP = 8.0
 _LONG_SHAPES = ((4, 4), (4, 16))  # for the slope of attention
 _SHORT_SLOTS = 128
@@ -45,12 +45,12 @@ _SETTLED = 0.03  # largest relative change of an estimate in a round that ends t
 
 def profile_model(
     model: "PackedModel",
-    budget_s: float = 3.0,
+    budget_s: float = 2.5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[TimeSample, ...]:
     """Return the times of forwards over 1 to 1024 tokens, for `TimeRegression.profiled`.
 
-    Sizes beyond 128 are timed while they are cheap: decoding gains nothing from a pass that takes
+    Sizes beyond 64 are timed while they are cheap: decoding gains nothing from a pass that takes
     many times as long as one token's. Every round runs each size once, so that a burst of other
     work affects all sizes alike. Ends when the times have settled, or after the forward during
     which the budget is spent; for a model too slow for one round, the largest sizes are missing.
