@@ -22,6 +22,8 @@ from modelpool.fast.cpu import cpu_threads
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25  # between two measurements of the cores
+_SOON_S = 0.05  # the same after an interval of `_LONG_S`: what others did then may be over
+_LONG_S = 1.0
 _BUSY, _FREE = 0.4, 0.2  # used cores beyond the spare ones: from here busy, from here free again
 _ENOUGH = 2  # forwards of similar size with one thread, and with all, for a comparison
 _COMPARE_AGAIN_S = 30.0
@@ -41,18 +43,20 @@ class OtherPrograms:
     ) -> None:
         self._usage, self._clock = usage or _usage, clock
         self._looked_s, self._before = clock(), self._usage()
+        self._wait_s = _LOOK_S
         self._cores = 0.0
 
     def cores(self) -> float:
         """Return the mean number of cores in the last quarter of a second or longer.
 
-        The interval ends now or shortly before.
+        The interval ends now or shortly before; after a long one it is shorter.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._looked_s
-        if self._before is not None and elapsed_s >= _LOOK_S:
+        if self._before is not None and elapsed_s >= self._wait_s:
             now, before = self._usage(), self._before
             self._looked_s, self._before = now_s, now
+            self._wait_s = _SOON_S if elapsed_s >= _LONG_S else _LOOK_S
             if now is not None:
                 others_s = (now[0] - before[0]) - (now[1] - before[1])
                 self._cores = max(0.0, others_s / elapsed_s)
@@ -113,7 +117,7 @@ class ThreadChoice:
                 return 1
             self._forget()
         self._count += 1
-        return 1 if self._count % 2 else self._most
+        return self._most if self._count % 2 else 1
 
     def took(self, tokens: int, threads: int, ms: float) -> None:
         """Record the time of a forward while the faster number of threads is not known."""

@@ -66,6 +66,17 @@ def test_it_compares_again(machine: Machine, choice: ThreadChoice) -> None:
     assert 2 in [machine.run(choice) for _ in range(4)]
 
 
+def test_what_others_did_while_no_forward_ran_costs_one_slow_forward(
+    machine: Machine, choice: ThreadChoice
+) -> None:
+    """As where another server has answered the request before."""
+    machine.run(choice)
+    machine.others = 2.0
+    machine.pass_s(3.0)
+    machine.others = 0.0
+    assert [machine.run(choice) for _ in range(40)].count(1) <= 4
+
+
 HAS_BFLOAT16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no kernels of bfloat16")
 
 
