@@ -29,12 +29,11 @@ from modelpool.attention.kv_view import AttentionLayer, KVLayer, KVView
 from modelpool.attention.latent import use_latents
 from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal, undispatched
-from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cache_dir import cache_dir, package_sources
 from modelpool.checkpoint.json_cache import JsonCache
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
 from modelpool.fast.experts import can_quantise
-from modelpool.fast.model_key import package_sources
 from modelpool.mixers.registry import unserved_layer, use_mixers
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import ProbeView

@@ -4,12 +4,14 @@ Contract: files in the cache may have been damaged, cut or replaced. This is det
 files may be removed. No function here blocks on a pipe.
 """
 
+import hashlib
 import os
 import shutil
 import stat
 import time
 import zlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _LEFT_S = 3600.0  # a file that was not written to for so long was left behind
@@ -94,3 +96,13 @@ def _last_written_s(path: Path) -> float:
     inside = path.iterdir() if path.is_dir() and not path.is_symlink() else ()
     times_s: list[float] = [one.lstat().st_mtime for one in (path, *inside)]
     return max(times_s)
+
+
+@cache
+def package_sources() -> str:
+    """Return a hash of this package's sources: what was kept before a change is not used after."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*")):
+        if file.suffix in (".py", ".c", ".h"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -7,7 +7,6 @@ import platform
 import re
 from collections import Counter
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,11 @@ import torch
 import transformers
 
 from modelpool.attention.path_cpu import best_set
+from modelpool.checkpoint.cache_dir import package_sources
 from modelpool.kernels.library import c_library, linear_kernels
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
-
-
-_PACKAGE = Path(__file__).parents[1]
 
 
 def key_of(model: "PackedModel", path: Path, *others: Any) -> str:
@@ -60,16 +57,6 @@ def computing_facts() -> tuple[str | int | None, ...]:
         None if kernels is None else kernels.name,
         *(torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")),
     )
-
-
-@cache
-def package_sources() -> str:
-    """Return a hash of this package's sources."""
-    digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*")):
-        if file.suffix in (".py", ".c", ".h"):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _device_name(device: torch.device) -> str:

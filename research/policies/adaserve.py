@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
-from specrouter.profile.time_curve import ForwardTimes
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 from specrouter.slo.node_selection import NodeSelection, Whole
 from specrouter.slo.tree_selection import (
@@ -77,7 +77,7 @@ class AdaServeTrees(NodeSelection):
             raise ValueError("drafter_tokens must be at least 1")
 
     def shape(
-        self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
+        self, decided: DraftShape, target: TimeCurve, requests: int, budget_tokens: int | None
     ) -> DraftShape:
         """Without a configured budget, it is what a pass reads in twice the time of the roots
         alone: where reading more tokens takes as long as reading the weights."""

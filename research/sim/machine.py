@@ -15,7 +15,7 @@ from specrouter.config.strict import Strict
 from specrouter.config.yaml_file import read_mapping
 from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime
 from specrouter.profile.snapshot import Pair
-from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from specrouter.profile.time_curve import TimeCurve
 
 MACHINES = Path(__file__).resolve().parent.parent / "machines"  # whose times were published
 _ARROW = ">"  # in a file, between who proposes and who verifies
@@ -65,7 +65,7 @@ class Machine:
     """
 
     target: str
-    times: Mapping[str, ForwardTimes]
+    times: Mapping[str, TimeCurve]
     parameters: Mapping[str, int]
     prefill_chunk: int
     max_requests: int

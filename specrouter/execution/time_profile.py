@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from specrouter.cycle import Ints
-from specrouter.profile.staircase import filled_size
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_curve import TimeCurve, filled_size
 from specrouter.profile.time_regression import TimeSample
 from statemgr import ModelState
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Protocol
 
-from specrouter.profile.time_curve import ForwardTimes
+from specrouter.profile.time_curve import TimeCurve
 
 MOST_TOKENS = 1 << 20  # of a batch; the upper bound of `tokens_within`
 
@@ -41,7 +41,7 @@ class CurveTime:
         most: tokens of a batch at most; `ms` of more is that of several batches.
     """
 
-    target: ForwardTimes
+    target: TimeCurve
     step_ms: float = 0.0
     around_ms: float = 0.0
     slots: float = 0.0

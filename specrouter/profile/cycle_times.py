@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from modelpool.attention.backend import READING_QUERIES
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
-from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
 
 Floats = NDArray[np.float64]
@@ -144,7 +144,7 @@ def quoted_ms(snapshot: PerformanceSnapshot, workload: Workload, target: str) ->
     return snapshot.target_ms[key]
 
 
-def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> ForwardTimes:
+def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:
     """Return a model's curve; for an untried one the target's, scaled by the parameters."""
     known = snapshot.times.get(name)
     if known is not None:

@@ -11,11 +11,10 @@ Pure: no clock, no tensors. Not thread-safe: the owner locks.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specrouter.profile.evidence import AVERAGE, MEMORY, within
-from specrouter.profile.staircase import Staircase, filled_size
-from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from specrouter.profile.time_curve import TimeCurve, filled_size
 from specrouter.profile.time_regression import TimeRegression
 
 _FAST = 0.5  # weight of a cycle in the slowdown
@@ -47,7 +46,7 @@ class PerfModel:
     def learn(self, model: str, times: TimeRegression, sizes: tuple[int, ...] = ()) -> None:
         """Take over the times of a model that was loaded, from here or from elsewhere.
 
-        `sizes`: sizes that its passes are filled up to (`Staircase`); empty if they are not.
+        `sizes`: sizes that its passes are filled up to (`TimeCurve`); empty if they are not.
         """
         self._models[model] = times
         self._sizes[model] = sizes
@@ -104,10 +103,10 @@ class PerfModel:
                 times.scale(math.exp(usual))
             self._slowdown -= usual
 
-    def models(self) -> Mapping[str, ForwardTimes]:
+    def models(self) -> Mapping[str, TimeCurve]:
         """Return the curves of the known models; multiply by `slowdown` for current times."""
         return {
-            name: Staircase(curve, self._sizes[name]) if self._sizes.get(name) else curve
+            name: replace(curve, sizes=self._sizes[name]) if self._sizes.get(name) else curve
             for name, curve in _curves(self._models).items()
         }
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.acceptance import TreeAcceptance
-from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import Chain
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ class PerformanceSnapshot:
     drafts, "drafting" with a drafting model, and "quoting" where only text drafters draft.
     """
 
-    times: Mapping[str, ForwardTimes]
+    times: Mapping[str, TimeCurve]
     parameters: Mapping[str, int]
     means_ms: Mapping[str, float] = field(default_factory=dict)  # over passes of all sizes
     similarity: Mapping[Pair, float] = field(default_factory=dict)

@@ -4,10 +4,10 @@ Not here: how a curve is learned (`time_regression`), and how slow the machine i
 """
 
 import math
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +15,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 PAIRS = 1e-6  # slopes are per million pairs of query and slot
-
-
-class ForwardTimes(Protocol):
-    """The interface of one model's times for decisions; see `TimeCurve`."""
-
-    def at(self, tokens: float, attended: float = 0.0) -> float: ...
-
-    def many(self, tokens: NDArray[Any], attended: NDArray[Any] | float = 0.0) -> Floats: ...
-
-    def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float: ...
-
-    def filled(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """Return the sizes that passes over so many tokens are filled up to, at no extra time."""
-
-    def scaled(self, factor: float) -> "ForwardTimes": ...
 
 
 @dataclass(frozen=True)
@@ -40,10 +25,13 @@ class TimeCurve:
     between them, constant below the first, and extrapolated beyond the last from the last two.
     `attended`, a: pairs of query and slot that attention computes, padding included, summed over
     the groups of rows: rows * queries * slots.
+    `sizes`: ascending; passes are filled up to the next of them, as CUDA graphs are, so that more
+    tokens up to it cost nothing. Beyond the largest, and if there are none, nothing is filled up.
     """
 
     points: tuple[tuple[float, float], ...]
     slope_ms_per_million: float = 0.0
+    sizes: tuple[int, ...] = ()
     _tokens: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _ms: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -60,6 +48,7 @@ class TimeCurve:
 
     def at(self, tokens: float, attended: float = 0.0) -> float:
         """Return the milliseconds of a pass over `tokens`."""
+        tokens = filled_size(tokens, self.sizes)
         place = bisect_right(self._tokens, tokens) - 1
         if place < 0:
             base = self._ms[0]
@@ -74,6 +63,19 @@ class TimeCurve:
         Infinite if the curve never rises so far, 0 if no pass is so fast. `attended` pairs do not
         depend on the number of tokens; each token adds `slots` more.
         """
+        if not self.sizes:
+            return self._unfilled_within(ms, attended, slots)
+        largest = self.sizes[-1]
+
+        def ms_of(tokens: int) -> float:
+            return self.at(tokens, attended + slots * tokens)
+
+        if ms_of(largest) > ms:
+            return float(bisect_right(range(1, largest), ms, key=ms_of))
+        return max(float(largest), self._unfilled_within(ms, attended, slots))
+
+    def _unfilled_within(self, ms: float, attended: float, slots: float) -> float:
+        """Return the same for passes that are not filled up."""
         each = self.slope_ms_per_million * PAIRS * slots
         left_ms = ms - self.slope_ms_per_million * PAIRS * attended
         starts = [base + each * n for n, base in zip(self._tokens, self._ms, strict=False)]
@@ -89,13 +91,15 @@ class TimeCurve:
             return math.inf
         tokens = math.floor(most)
         # Correct rounding errors of one token.
-        fits = self.at(tokens + 1) + each * (tokens + 1) <= left_ms
-        over = self.at(tokens) + each * tokens > left_ms
+        plain = replace(self, sizes=()) if self.sizes else self
+        fits = plain.at(tokens + 1) + each * (tokens + 1) <= left_ms
+        over = plain.at(tokens) + each * tokens > left_ms
         return float(max(0, tokens + fits - over))
 
     def many(self, tokens: NDArray[Any], attended: NDArray[Any] | float = 0.0) -> Floats:
         """Return `at` for arrays of one shape, in milliseconds."""
         known, ms, slopes = self._arrays
+        tokens = self.filled(tokens)
         place = np.maximum(np.searchsorted(known, tokens, side="right") - 1, 0)
         base = ms[place] + slopes[place] * np.maximum(tokens - known[place], 0.0)
         base = np.minimum(base, ms[place + 1])
@@ -103,7 +107,15 @@ class TimeCurve:
         return total
 
     def filled(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        return tokens
+        """Return the sizes that passes over so many tokens are filled up to, at no extra time."""
+        if not self.sizes:
+            return tokens
+        sizes = np.array(self.sizes)
+        place = np.searchsorted(sizes, tokens)
+        largest: NDArray[Any] = np.where(
+            place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], tokens
+        )
+        return largest
 
     @cached_property
     def _arrays(self) -> tuple[Floats, Floats, Floats]:
@@ -112,4 +124,10 @@ class TimeCurve:
     def scaled(self, factor: float) -> "TimeCurve":
         """Return the curve with `factor` times the time."""
         points = tuple((tokens, ms * factor) for tokens, ms in self.points)
-        return TimeCurve(points, self.slope_ms_per_million * factor)
+        return TimeCurve(points, self.slope_ms_per_million * factor, self.sizes)
+
+
+def filled_size(tokens: float, sizes: tuple[int, ...]) -> float:
+    """Return the smallest size that holds so many tokens, or their number if none does."""
+    place = bisect_left(sizes, tokens)
+    return float(sizes[place]) if place < len(sizes) else tokens

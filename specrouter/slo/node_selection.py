@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
-from specrouter.profile.time_curve import ForwardTimes
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
 from specrouter.slo.value import needed_rates
 from specrouter.view import RequestTable
@@ -63,7 +63,7 @@ class NodeSelection(ABC):
         """
 
     def shape(
-        self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
+        self, decided: DraftShape, target: TimeCurve, requests: int, budget_tokens: int | None
     ) -> DraftShape:
         """Return the shape of the drafts of so many requests, given the chain policy's."""
         return decided

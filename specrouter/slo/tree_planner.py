@@ -17,7 +17,7 @@ from specrouter.cycle import DraftShape, Option, TreeSelector
 from specrouter.profile.cycle_times import Workload, curve_of, verification_ms
 from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.profile.time_curve import ForwardTimes
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import Beside, CycleChoice, choose_cycle
 from specrouter.slo.node_selection import NodeSelection
@@ -130,7 +130,7 @@ def cycle_cost(
     return CycleCost(levels_ms + target_ms, factor * prompt_ms, levels_ms, filled)
 
 
-def _filled(target: ForwardTimes, tokens: Ints) -> Ints | None:
+def _filled(target: TimeCurve, tokens: Ints) -> Ints | None:
     """Return the nodes [K + 1] of a pass that is filled up, by nodes; None if no pass is.
 
     `tokens` are those of the passes with 0 to K nodes.

@@ -1,7 +1,7 @@
 """Selections of nodes of one's own, each with one attribute that the built-in ones do not have."""
 
 from specrouter.cycle import DraftShape, TreeSelector
-from specrouter.profile.time_curve import ForwardTimes
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.slo.node_selection import GOODPUT, NodeSelection, Whole
 from specrouter.slo.tree_selection import CycleCost
 from specrouter.view import RequestTable
@@ -26,7 +26,7 @@ class Reshaping(Unplanned):
     reshapes = True
 
     def shape(
-        self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
+        self, decided: DraftShape, target: TimeCurve, requests: int, budget_tokens: int | None
     ) -> DraftShape:
         return DraftShape(min(9, budget_tokens or requests), 3)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from specrouter.profile.acceptance import TreeAcceptance
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot, TreeKey
-from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import Chain
 
 NAMES = ("small", "twin", "middle", "big")
@@ -33,7 +33,7 @@ def geometric(alpha: float) -> TreeAcceptance:
 
 
 def snapshot(
-    times: Mapping[str, ForwardTimes],
+    times: Mapping[str, TimeCurve],
     seen: Mapping[Chain, float] | None = None,
     alpha: Mapping[Pair, float] | None = None,
     **others: Any,

@@ -20,8 +20,7 @@ from specrouter.profile.batch_time import CurveTime
 from specrouter.profile.cycle_times import Workload, curve_of, drafting_ms, model_ms, stage_ms
 from specrouter.profile.prediction import acceptance_rate
 from specrouter.profile.snapshot import PerformanceSnapshot, load_of, outcome_of
-from specrouter.profile.staircase import Staircase
-from specrouter.profile.time_curve import PAIRS, TimeCurve
+from specrouter.profile.time_curve import PAIRS
 from specrouter.request.params import Chain
 from specrouter.slo.admission import AdmissionPolicy, Admit
 from specrouter.slo.serve.amortized import Amortized
@@ -81,7 +80,6 @@ def batch_times(
     """Return the times of batches that draft with a chain, on the machine as it is now."""
     name, batch = chain[-1], np.array([work.requests])
     target = curve_of(snapshot, name, name)
-    assert isinstance(target, TimeCurve | Staircase), "measured times are curves"
     factor = snapshot.machine * outcome_of(snapshot, chain, work.requests, work.sampled).time
     read = READING_QUERIES * work.requests * work.slots
     around_ms = target.slope_ms_per_million * PAIRS * read

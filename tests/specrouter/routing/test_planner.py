@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import Candidates, ChainGroup, ShadowEvaluation, TreeSelector
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.profile.staircase import Staircase
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
@@ -633,7 +632,7 @@ def test_whole_trees_need_no_selector(
 def test_a_budget_of_tokens_counts_roots_and_prompts() -> None:
     trees = {"budget_tokens": 23, "selection": "global-greedy"}
     # However much more would fill the pass, a budget that is configured stays as it is.
-    stairs = snapshot({**CHEAP.times, "big": Staircase(rising(50.0), (1, 8, 64))}, {PAIR: 0.8})
+    stairs = snapshot({**CHEAP.times, "big": replace(rising(50.0), sizes=(1, 8, 64))}, {PAIR: 0.8})
     fixed: dict[str, Any] = {"known": stairs, "trees": trees, "policy": "static", "chain": PAIR}
     plan = pairs(*(Request() for _ in range(3)), **fixed)
     plan.groups()
@@ -686,7 +685,7 @@ def test_the_last_chunk_of_a_prompt_brings_the_first_token() -> None:
 def test_a_budget_ends_where_a_pass_is_full(requests: int, nodes: int) -> None:
     """3 nodes for each of 3 requests and their roots are 12 tokens, which cost as much as 16."""
     sizes = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-    stairs = snapshot(TIMES | {"big": Staircase(rising(50.0), sizes)}, {PAIR: 0.6, TWIN: 0.3})
+    stairs = snapshot(TIMES | {"big": replace(rising(50.0), sizes=sizes)}, {PAIR: 0.6, TWIN: 0.3})
     fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "nodes": nodes}
     budgets = []
     for known in (GOOD, stairs):

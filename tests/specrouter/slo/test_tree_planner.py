@@ -12,7 +12,6 @@ from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.prediction import Limits, OptionGrid
-from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection
@@ -146,7 +145,7 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
 
 
 def test_where_passes_are_filled_up_nodes_cost_what_their_pass_does() -> None:
-    stairs = Staircase(rising(10.0), (1, 2, 4, 8, 16, 32))
+    stairs = replace(rising(10.0), sizes=(1, 2, 4, 8, 16, 32))
     cost = cycle_cost(snapshot({"big": stairs}), Workload(requests=3), "big", 5.0, 2, 1.0)
     assert cost.filled is not None
     # 3 roots and 2 tokens of prompts: 3 nodes fill 8 tokens, 11 fill 16, 27 fill 32.
