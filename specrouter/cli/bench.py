@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -213,8 +213,27 @@ def _asked(arguments: argparse.Namespace) -> Iterator[RouterConfig]:
         yield asked.config
 
 
+def _check_only(names: Sequence[str], config: RouterConfig) -> None:
+    """Raise `ConfigError` for a chain or a policy that cannot be, before the pool is opened."""
+    from modelpool.errors import ConfigError
+    from specrouter.config.policies import CHAIN_POLICIES
+
+    target = config.pool.target
+    models = [*(one.name for one in config.pool.models if one.name != target), target]
+    for name in names:
+        chain = name.split(">")
+        try:
+            if len(chain) == 1 and name not in ("off", "static"):
+                CHAIN_POLICIES.check(name)
+            elif len(chain) > 1 and (chain[-1] != models[-1] or set(chain) - set(models)):
+                raise ConfigError("", f"no chain to {models[-1]} of {', '.join(models[:-1])}")
+        except ConfigError as error:
+            raise ConfigError("--only", f"{name!r}: {error.reason}") from error
+
+
 def _bench_chains(arguments: argparse.Namespace) -> int:
     with _asked(arguments) as config:
+        _check_only(arguments.only or (), config)
         from specrouter.bench.chains import bench_chains, chains_table
 
         return measured(partial(bench_chains, arguments, config), chains_table, arguments.json)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter import SLO, ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
@@ -138,6 +139,16 @@ def test_what_is_loaded_may_be_named_as_for_serve(
     monkeypatch.setattr(ChainRouter, "from_config", load)
     with pytest.raises(LoadedError):
         main([*command.split(), *argv.split()])
+
+
+@pytest.mark.parametrize("name", ["nope", "tiny-1m>nope>tiny-8m", "tiny-8m>tiny-1m"])
+def test_a_chain_or_policy_that_cannot_be_is_refused_before_the_pool_is_opened(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ModelPool, "from_config", None)
+    argv = ["bench", "chains", "tiny-8m", "--draft", "tiny-1m", "--only", "adaptive", name]
+    assert main(argv) == 2
+    assert f"--only: {name!r}" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("ends", ["length", "engine_dead"])
