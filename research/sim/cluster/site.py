@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from research.sim.cluster.events import CYCLE, MESSAGE, Events, Happen
 from research.sim.cluster.job import ClusterJob
@@ -18,9 +18,6 @@ from research.sim.cluster.replica import Replica
 from specrouter.cluster.admission import attainability
 from specrouter.cluster.correction import Expected
 from specrouter.cluster.state import ReplicaState, RoutedRequest
-
-if TYPE_CHECKING:
-    from research.sim.cluster.cluster import SimulatedCluster
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,6 +40,20 @@ class Ask:
         return self.job.attempt == self.attempt and not self.job.is_done
 
 
+class Listener(Protocol):
+    """What a site says of its requests, and of its state, arrives there."""
+
+    def told(self, name: str, state: ReplicaState) -> None: ...
+
+    def ended(self, name: str, ask: Ask, state: ReplicaState) -> None: ...
+
+    def unanswered(self, name: str, ask: Ask) -> None: ...
+
+    def declined(self, name: str, ask: Ask, state: ReplicaState) -> None: ...
+
+    def taken(self, name: str, ask: Ask, state: ReplicaState) -> None: ...
+
+
 class Site:
     """Args:
     make: a new process.
@@ -55,7 +66,7 @@ class Site:
         name: str,
         make: Callable[[], Replica],
         events: Events,
-        listener: "SimulatedCluster",
+        listener: "Listener",
         message_s: float,
         tells_s: float,
     ) -> None:
