@@ -154,8 +154,8 @@ def _cached() -> Iterator[Found]:
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         snapshots = {one.name: one for one in folder.glob("snapshots/*")}
         main = folder / "refs" / "main"
-        told = main.read_text(errors="replace").strip() if main.is_file() else None
-        revision = next(iter(snapshots), "") if told is None else told
+        named = main.read_text(errors="replace").strip() if main.is_file() else None
+        revision = next(iter(snapshots), "") if named is None else named
         path = snapshots.get(revision, folder)
         is_left = any(folder.glob("blobs/*.incomplete"))  # maybe by an earlier attempt
         is_whole = path is not folder and (not is_left or _has_weights(path))

@@ -296,7 +296,7 @@ class PackedModel:
             with torch.inference_mode():
                 self.forward(first, first, probe, first, layers)
         except (RuntimeError, TypeError, AttributeError, IndexError) as error:
-            reason = f"it tells no hidden states of {list(layers)}, which a drafter reads: {error}"
+            reason = f"it has no hidden states of {list(layers)}, which a drafter reads: {error}"
             raise UnsupportedModelError(f"pool.models[{self.name}]", reason) from error
 
     def _forward(

@@ -131,8 +131,8 @@ class ModelPool:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a text of the target, as in `generate`."""
-        told = self._members[self.target].facts.eos_token_ids
-        found = frozenset(end for end in told if end < self.vocab_size)
+        ends = self._members[self.target].facts.eos_token_ids
+        found = frozenset(end for end in ends if end < self.vocab_size)
         if found or self.tokenizer.eos_token_id is None:
             return found
         return frozenset([int(self.tokenizer.eos_token_id)])

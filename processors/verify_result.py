@@ -181,6 +181,6 @@ def joined(
         )
         for name, none in nothing.items()
     }
-    nobody = tree.rows[:0]
-    contexts = Contexts(rows=nobody, positions=nobody, depths=nobody)
+    no_rows = tree.rows[:0]
+    contexts = Contexts(rows=no_rows, positions=no_rows, depths=no_rows)
     return VerifyResult(tree, places, contexts, pack, earlier, **arrays)

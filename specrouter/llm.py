@@ -183,7 +183,7 @@ class LLM:
         if self._router is None:
             return "LLM(closed)"
         *drafters, target = self._router.pool.names
-        return f"LLM({target!r}, drafted for by {', '.join(drafters) or 'nobody'})"
+        return f"LLM({target!r}, drafted for by {', '.join(drafters) or 'nothing'})"
 
     def _held_while(self, parts: Iterator[Delta]) -> Iterator[Delta]:
         """Yield from `parts` with a reference to this LLM, which may be the only one."""

@@ -53,7 +53,7 @@ class Progress:
         self._lock = threading.RLock()
         self._log_handlers = logging.getLogger().handlers if self._is_terminal else []
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="specrouter-progress", daemon=True)
+        self._thread = threading.Thread(target=self._show, name="specrouter-progress", daemon=True)
 
     def __enter__(self) -> Progress:
         if self._doing is not None:
@@ -140,7 +140,7 @@ class Progress:
             self._clear()
         return True
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         while not self._over.wait(self._every_s):
             with self._lock:
                 if self._doing is not None:

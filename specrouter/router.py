@@ -309,7 +309,7 @@ class ChainRouter:
             UnavailableError: the router is closed or has failed.
         """
         accepted = self._validation.accept_all(asked)
-        listeners = [partial(stream.tell, number) for number, _ in accepted]
+        listeners = [partial(stream.put, number) for number, _ in accepted]
         samples = [sample for _, sample in accepted]
         stream.begin(self._enqueue(samples, listeners, max_waiting))
 

@@ -62,9 +62,9 @@ class HiddenStates:
     def drop(self, row: int) -> None:
         """Forget all states of a row, committed ones included."""
         self.forget(np.array([row]))
-        told = [(one, one[0] != row) for one in self._committed]
+        committed = [(one, one[0] != row) for one in self._committed]
         self._committed = [
             (rows[own], positions[own], states[torch.from_numpy(own).to(states.device)])
-            for (rows, positions, states), own in told
+            for (rows, positions, states), own in committed
             if own.any()
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,3 +24,17 @@ def test_docstrings_begin_with_a_sentence() -> None:
             if text and text.split()[0].strip(",.:;") in words:
                 fragments.append(f"{file.relative_to(ROOT)}: {text.splitlines()[0]}")
     assert not fragments, "\n".join(fragments)
+
+
+def test_no_name_and_no_text_speaks_of_who_is_told_what() -> None:
+    """A name says what a value is; a sentence names the thing that acts."""
+    word = re.compile(r"(?<![A-Za-z])(told|tells|nobody)(?![A-Za-z])", re.IGNORECASE)
+    files = [file for package in PRODUCT for file in (ROOT / package).rglob("*.py")]
+    files += [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if word.search(line)
+    ]
+    assert not found, "\n".join(found)

@@ -24,12 +24,12 @@ class LatentHeads(nn.Module):
         self.weight = plain.weight
         self._key_dim, self._width = key_dim, key_dim + value_dim
 
-    def asked(self, query: Tensor) -> Tensor:
+    def of_latents(self, query: Tensor) -> Tensor:
         """Map queries [heads, T, key_dim + rotated] of heads to [.., rank + rotated] of latents."""
         plain, rotated = query[..., : self._key_dim], query[..., self._key_dim :]
         return torch.cat((plain @ self._of_heads[:, : self._key_dim], rotated), dim=-1)
 
-    def told(self, read: Tensor) -> Tensor:
+    def of_heads(self, read: Tensor) -> Tensor:
         """Map attention outputs [T, heads, rank] of latents to [T, heads, value_dim] of heads."""
         values = self._of_heads[:, self._key_dim :].transpose(1, 2)
         return (read.transpose(0, 1) @ values).transpose(0, 1)

@@ -123,7 +123,7 @@ def packed_attention_forward(
     if latents is None:
         read = packed_kv.attend(view, layer, query[0])
     else:
-        read = latents.told(packed_kv.attend(view, layer, latents.asked(query[0])))
+        read = latents.of_heads(packed_kv.attend(view, layer, latents.of_latents(query[0])))
     # Contiguous like the output of SDPA in transformers: some models take a view of it.
     return read.unsqueeze(0).contiguous(), None
 

@@ -145,8 +145,8 @@ class CpuKernels:
             path, tables = paths.path.contiguous(), paths.tables.contiguous()
             parts = paths.rows, paths.positions, paths.tails, path, tables
             sizes = len(paths.positions), path.shape[-1], tables.shape[1]
-            told = _Places(*(one.data_ptr() for one in parts), *sizes, paths.block_slots)
-            self._pack = paths, told, (path, tables)
+            described = _Places(*(one.data_ptr() for one in parts), *sizes, paths.block_slots)
+            self._pack = paths, described, (path, tables)
         return self._pack[1]
 
     def layer(
@@ -160,15 +160,15 @@ class CpuKernels:
         sinks = settings.sinks
         if sinks is not None:
             sinks = sinks.to("cpu", torch.float32).contiguous()
-        told = _Layer(
+        described = _Layer(
             keys.data_ptr(), values.data_ptr(),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
             None if sinks is None else sinks.data_ptr(),
             heads, keys.shape[1], keys.shape[2], values.shape[2],
             settings.window or 0, settings.scale, settings.softcap or 0.0, _KINDS[keys.dtype],
         )  # fmt: skip
-        self._layers[settings.number] = keys, settings, told, sinks
-        return told
+        self._layers[settings.number] = keys, settings, described, sinks
+        return described
 
 
 def _has_plain_bits(library: ctypes.CDLL, instruction_set: int) -> bool:

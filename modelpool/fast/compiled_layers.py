@@ -78,10 +78,10 @@ class CompiledLayers:
         self._attend, self._head, self.has_head = attend, head, head is not None
         self._attends = [(layer.attention, layer.heads) for layer in layers]
         self._arena: Tensor | None = None  # keys of the first layer, as passed to the library
-        self._told = list[ctypes.Structure]()
+        self._described = list[ctypes.Structure]()
         self._kept = list[Any]()  # memory that the library reads
-        told = [self._layer(*pair) for pair in zip(layers, shape.layers, strict=True)]
-        self._layers = (_Layer * len(told))(*told)
+        described = [self._layer(*pair) for pair in zip(layers, shape.layers, strict=True)]
+        self._layers = (_Layer * len(described))(*described)
         self._norm, self._eps = self._norm_of(rms_scale(shape.norm) if head else None)
         self._run, self._kernel = kernels.library.sr_pass, KERNELS[kernels.name]
 
@@ -128,7 +128,7 @@ class CompiledLayers:
         assert index.is_contiguous()
         self._attend_to(view)
         slots = torch.from_numpy(view.pack.slots)
-        tables = (_Angles * len(angles))(*map(_told, angles))
+        tables = (_Angles * len(angles))(*map(_angles_of, angles))
         places = self._attend.places(view.layout(PathLayout).on(_CPU))
         outputs = x.shape[1] if self._head is None else self._head.out_features
         y, states = torch.empty(len(index), outputs), list[Tensor]()
@@ -162,12 +162,12 @@ class CompiledLayers:
         """Set the addresses of the layers' keys and values, which are all in one store."""
         if view.arena(self._attends[0][0])[0] is self._arena:
             return
-        self._told = [
+        self._described = [
             self._attend.layer(*view.arena(attention), heads, attention)
             for attention, heads in self._attends
         ]
-        for layer, told in zip(self._layers, self._told, strict=True):
-            layer.attend = ctypes.addressof(told)
+        for layer, described in zip(self._layers, self._described, strict=True):
+            layer.attend = ctypes.addressof(described)
         self._arena = view.arena(self._attends[0][0])[0]
 
 
@@ -203,7 +203,7 @@ def _linear(layer: ShortLayer, name: str) -> Any:
     return found
 
 
-def _told(table: Table) -> _Angles:
+def _angles_of(table: Table) -> _Angles:
     if not table:  # for layers that do not rotate
         return _Angles()
     cos, sin = table

@@ -91,8 +91,8 @@ class PanelWeight:
         rows = x.reshape(-1, self.in_features)
         if rows.dtype not in (torch.float32, torch.bfloat16):
             rows = rows.float()
-        is_told = wanted in (torch.float32, torch.bfloat16)
-        y = torch.empty(len(rows), self.out_features, dtype=wanted if is_told else torch.float32)
+        is_known = wanted in (torch.float32, torch.bfloat16)
+        y = torch.empty(len(rows), self.out_features, dtype=wanted if is_known else torch.float32)
         self._kernels.multiply(self.described, rows.contiguous(), y, kernel)
         return y.to(wanted).view(shape)
 

@@ -148,8 +148,8 @@ def weights_in_blocks(header: GgufHeader, placed: Mapping[str, Placed]) -> froze
     """
 
     def is_kept(name: str, one: Placed) -> bool:
-        told = StoredParameter(name, "", one.shape)
-        return (told.is_linear or told.is_table) and one.keeps_rows(header)
+        parameter = StoredParameter(name, "", one.shape)
+        return (parameter.is_linear or parameter.is_table) and one.keeps_rows(header)
 
     return frozenset(
         name

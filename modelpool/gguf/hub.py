@@ -180,9 +180,9 @@ def _parts(names: Iterable[str], asked: str) -> list[str]:
 def _listed(repository: str, commit: str) -> tuple[Mapping[str, _Listed], Exception | None]:
     """Return files by their names, and the error if the hub does not list them."""
     try:
-        told = HfApi().model_info(repository, revision=commit, files_metadata=True)
+        known = HfApi().model_info(repository, revision=commit, files_metadata=True)
         found = dict[str, _Listed]()
-        for one in told.siblings or ():
+        for one in known.siblings or ():
             sha256 = None if one.lfs is None else one.lfs.sha256
             found[one.rfilename] = _Listed(one.rfilename, one.size or 0, sha256)
         return found, None

@@ -60,7 +60,7 @@ static int kernels_of_cpu(void) {
   const unsigned long dot_products = 1 << 20; /* HWCAP_ASIMDDP */
   return getauxval(AT_HWCAP) & dot_products ? NEON | PLAIN : PLAIN;
 #elif defined(__ARM_FEATURE_DOTPROD)
-  return NEON | PLAIN; /* as the compiler was told, which on macOS holds for every CPU */
+  return NEON | PLAIN; /* as the compiler's target says, which on macOS holds for every CPU */
 #else
   return PLAIN;
 #endif

@@ -9,9 +9,9 @@ def _flowguard_printed(request: RoutedRequest, views: Views, settings: RoutingSe
     """Metrics as old as they are; the queue alone is read at each choice (Algorithm 2)."""
     workers = [
         flowguard.metrics_of(
-            view.told,
+            view.reported,
             view.state.waiting,
-            view.told.running,
+            view.reported.running,
             hit_rate(request, view),
             settings.longest_queue,
         )

@@ -130,6 +130,6 @@ def measure(
         if number >= 0:
             for name, found in of_round.items():
                 samples[name].append(found)
-        told = (f"{name} {speeds([found])[0]:.1f}" for name, found in of_round.items())
-        progress.note(f"{where}: {', '.join(told)} tokens/s")
+        each = (f"{name} {speeds([found])[0]:.1f}" for name, found in of_round.items())
+        progress.note(f"{where}: {', '.join(each)} tokens/s")
     return samples

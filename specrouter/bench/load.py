@@ -183,8 +183,8 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_table(document: Mapping[str, Any]) -> str:
-    told = document["conditions"]
-    where = model_sizes(told) if "models" in told else told["server"]
+    found = document["conditions"]
+    where = model_sizes(found) if "models" in found else found["server"]
     rows = {f"speculation {way}": row for way, row in document["ways"].items()}
     return "\n".join([where, *load_rows(rows)])
 

@@ -138,19 +138,19 @@ def _add_turns(parser: argparse.ArgumentParser) -> None:
 def add_count(
     parser: argparse.ArgumentParser, flag: str, default: int, text: str = "", least: int = 1
 ) -> None:
-    told = f"{text} (default: {default})".lstrip()
-    parser.add_argument(flag, type=whole(least), default=default, metavar="N", help=told)
+    help_ = f"{text} (default: {default})".lstrip()
+    parser.add_argument(flag, type=whole(least), default=default, metavar="N", help=help_)
 
 
 def add_temperature(parser: argparse.ArgumentParser) -> None:
-    told = "0 is greedy (default: 1)"
-    parser.add_argument("--temperature", type=_temperature, default=1.0, metavar="T", help=told)
+    help_ = "0 is greedy (default: 1)"
+    parser.add_argument("--temperature", type=_temperature, default=1.0, metavar="T", help=help_)
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
     """Add `--seed`; rounds count up from it."""
-    told = "default: 0"
-    parser.add_argument("--seed", type=whole(0, 2**63), default=0, metavar="S", help=told)
+    help_ = "default: 0"
+    parser.add_argument("--seed", type=whole(0, 2**63), default=0, metavar="S", help=help_)
 
 
 def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
@@ -223,7 +223,7 @@ def _check_only(names: Sequence[str], config: RouterConfig) -> None:
     for name in names:
         chain = name.split(">")
         try:
-            if len(chain) == 1 and name not in ("off", "static"):
+            if len(chain) == 1 and name != "off":
                 CHAIN_POLICIES.check(name)
             elif len(chain) > 1 and (chain[-1] != models[-1] or set(chain) - set(models)):
                 raise ConfigError("", f"no chain to {models[-1]} of {', '.join(models[:-1])}")

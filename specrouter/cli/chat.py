@@ -30,7 +30,7 @@ def add_chat(commands: Commands) -> None:
         "chat", help="talk to a model on the terminal", description=f"{_KEYS}."
     )
     add_target(parser)
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before all else")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     add_sampling(parser)
     parser.set_defaults(run=_chat, log_level=logging.WARNING)
 
@@ -62,7 +62,7 @@ class _Chat:
         self._before = [] if system is None else [{"role": "system", "content": system}]
         self._messages = [*self._before]
         if self._template.source == DEFAULT_TEMPLATE:
-            _tell(
+            _print(
                 f"{router.pool.target} has no chat template: it reads a transcript in plain text "
                 "(--set server.chat_template=FILE gives it one)"
             )
@@ -70,7 +70,7 @@ class _Chat:
     def run(self) -> None:
         with suppress(ImportError):
             import readline  # noqa: F401 (gives input() a history and editing keys)
-        _tell(f"{self._router.pool.target}: {_KEYS}")
+        _print(f"{self._router.pool.target}: {_KEYS}")
         while (text := _read()) is not None:
             if text.strip() == "/reset":
                 self._messages = [*self._before]
@@ -95,12 +95,12 @@ class _Chat:
         except KeyboardInterrupt:
             pass
         except RequestError as error:
-            _tell(f"{error} (/reset begins anew)")
+            _print(f"{error} (/reset begins anew)")
             return
         print(flush=True)
         if answer:
             self._messages = [*messages, {"role": "assistant", "content": answer}]
-        _tell("stopped" if output is None else output.error or speed(output))
+        _print("stopped" if output is None else output.error or speed(output))
 
 
 def _read() -> str | None:
@@ -115,6 +115,6 @@ def _read() -> str | None:
             print(flush=True)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     is_dim = sys.stderr.isatty()
     print(f"\033[2m{text}\033[0m" if is_dim else text, file=sys.stderr, flush=True)

@@ -39,8 +39,8 @@ def add_generate(commands: Commands) -> None:
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
     times = ("of a token after the first", "to the first token", "to the last token")
     for (name, option), which in zip(_TIMES.items(), times, strict=True):
-        told = f"objective: time {which}"
-        parser.add_argument(option, dest=name, type=float, metavar="MS", help=told)
+        help_ = f"objective: time {which}"
+        parser.add_argument(option, dest=name, type=float, metavar="MS", help=help_)
     parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 

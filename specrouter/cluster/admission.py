@@ -7,7 +7,7 @@ moment. Source: SLOs-Serve (arXiv 2504.08784), section 4.2: load is balanced by 
 import math
 from dataclasses import dataclass, replace
 
-from specrouter.cluster.correction import AS_TOLD, Correction, Expected
+from specrouter.cluster.correction import UNCORRECTED, Correction, Expected
 from specrouter.cluster.state import ReplicaState, ReplicaView, RoutedRequest
 from specrouter.request.objective import Objective
 
@@ -41,15 +41,15 @@ def attainability(
     request: RoutedRequest,
     sent: int = 0,
     sent_tokens: int = 0,
-    correction: Correction = AS_TOLD,
+    correction: Correction = UNCORRECTED,
 ) -> Attainability:
     """Predict the times of a request at a replica, corrected by `correction`.
 
     `sent` and `sent_tokens` are the requests on their way there, and the tokens of their prompts.
     """
-    told = _expected(state, request, sent, sent_tokens)
-    tpot_ms = told.tpot_ms * correction.tpot
-    first_ms = told.wait_ms + told.first_ms * correction.ttft
+    expected = _expected(state, request, sent, sent_tokens)
+    tpot_ms = expected.tpot_ms * correction.tpot
+    first_ms = expected.wait_ms + expected.first_ms * correction.ttft
     ttft_ms = request.elapsed_ms + first_ms
     total_ms = first_ms + tpot_ms * max(0, request.remaining - 1)
     slack, why = _slack(request, ttft_ms, tpot_ms, total_ms)
@@ -68,9 +68,9 @@ def at_view(view: ReplicaView, request: RoutedRequest) -> Attainability:
 
 def expected_at(view: ReplicaView, request: RoutedRequest) -> Expected:
     """Return what is expected of an attempt at a replica."""
-    told = _expected(view.state, request, view.sent, view.sent_tokens)
+    expected = _expected(view.state, request, view.sent, view.sent_tokens)
     is_promised = at_view(view, request).attained
-    return replace(told, correction=view.correction, is_promised=is_promised)
+    return replace(expected, correction=view.correction, is_promised=is_promised)
 
 
 def _expected(state: ReplicaState, request: RoutedRequest, sent: int, sent_tokens: int) -> Expected:

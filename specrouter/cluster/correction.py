@@ -31,7 +31,7 @@ class Correction:
     ttft: float = 1.0
 
 
-AS_TOLD = Correction()
+UNCORRECTED = Correction()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Expected:
     wait_ms: float = 0.0
     first_ms: float = 0.0
     tpot_ms: float = 0.0
-    correction: Correction = AS_TOLD
+    correction: Correction = UNCORRECTED
     is_promised: bool = False
 
 
@@ -105,12 +105,12 @@ def _over_least(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 def _ratio(
-    took_ms: float | None, told_ms: float, is_promised: bool, usual: float
+    took_ms: float | None, expected_ms: float, is_promised: bool, usual: float
 ) -> tuple[float, ...]:
     """Return the ratio of measured to reported time, or nothing if it must not count."""
-    if took_ms is None or not told_ms:
+    if took_ms is None or not expected_ms:
         return ()
-    ratio = took_ms / told_ms
+    ratio = took_ms / expected_ms
     return (ratio,) if is_promised or ratio < usual else ()
 
 

@@ -89,8 +89,10 @@ class Dispatcher:
             self.ages.observe(view.age_s)
         excluded = self._fleet.excluded(views)
         fresh = [view for view in views if view.name not in avoided]
-        told_s = {name: member.told_s for name, member in self._fleet.members.items()}
-        again = [view for view in views if told_s[view.name] > avoided.get(view.name, -math.inf)]
+        reported_s = {name: member.reported_s for name, member in self._fleet.members.items()}
+        again = [
+            view for view in views if reported_s[view.name] > avoided.get(view.name, -math.inf)
+        ]
         if not (fresh or again):
             return None
         if fresh:
@@ -164,7 +166,7 @@ def state_ages() -> Histogram:
     """Return a histogram of the age of every replica's state at every decision."""
     return Histogram(
         "specrouter_replica_state_age_at_use_seconds",
-        "How old what a replica had told was, when a request was routed by it.",
+        "Age of a replica's state, when a request was routed by it.",
         buckets=_AGE_BOUNDS_S,
         registry=None,
     )

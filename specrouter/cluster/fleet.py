@@ -92,7 +92,7 @@ class Member(KnownReplica):
         state = self.state if self.standing == "ready" else None
         return ReplicaFigures(
             is_up=self.standing == "ready",
-            state_age_s=None if self.told is None else now_s - self.told_s,
+            state_age_s=None if self.reported is None else now_s - self.reported_s,
             running=None if state is None else state.running,
             waiting=None if state is None else state.waiting,
             rows=None if state is None else state.rows,
@@ -126,13 +126,13 @@ class Fleet(Roster[Member]):
             TimeoutError: one has not reported.
         """
         await self.until(lambda: all(one.state for one in self.members.values()), timeout_s)
-        told = {
+        fingerprints = {
             name: member.state.fingerprint
             for name, member in self.members.items()
             if member.state is not None
         }
-        if len(set(told.values())) > 1:
-            each = ", ".join(f"{name} {fingerprint}" for name, fingerprint in told.items())
+        if len(set(fingerprints.values())) > 1:
+            each = ", ".join(f"{name} {fingerprint}" for name, fingerprint in fingerprints.items())
             reason = (
                 "they serve different targets, dtypes or versions, or compute int8, int4 or "
                 "recurrent layers on other kinds of device or without a C compiler, and texts "
@@ -140,7 +140,7 @@ class Fleet(Roster[Member]):
                 f"{each}"
             )
             raise ConfigError("cluster.replicas", reason)
-        self.fingerprint = next(iter(told.values()))
+        self.fingerprint = next(iter(fingerprints.values()))
 
     def start(self) -> None:
         """Start listening; call it in the loop that the fleet belongs to."""
@@ -234,7 +234,7 @@ class Fleet(Roster[Member]):
                 await own.link.restart()
             why = "it has been restarted"
         finally:
-            own.told = None
+            own.reported = None
             self._set(own, "lost", why)
         await self.until(lambda: own.standing == "ready", timeout_s)
 
@@ -256,7 +256,7 @@ class Fleet(Roster[Member]):
 
     def _hear(self, member: Member, news: Feed) -> None:
         now_s = time.monotonic()
-        member.tell(news.state, now_s)
+        member.note_state(news.state, now_s)
         if news.report is not None:
             if member.report is not None:
                 member.past = counted_before(member.past, member.report, news.report)
@@ -286,7 +286,7 @@ class Fleet(Roster[Member]):
             if now_s - before_s > limit_s / 2:
                 continue  # this process was suspended, and has heard no replica
             for member in self.members.values():
-                if member.standing == "ready" and now_s - member.told_s > limit_s:
+                if member.standing == "ready" and now_s - member.reported_s > limit_s:
                     self._set(member, "silent", f"no news for {limit_s:g} s")
                     member.evict("silence", f"{member.name} is silent for {limit_s:g} s")
 

@@ -250,9 +250,9 @@ class RequestForwarder:
             if failure is not None:
                 raise Moved("error", f"{name}: {failure}")
             in_flight.note(len(delta.token_ids))
-            told = self._progress.take(delta)
-            if told.token_ids or not delta.goes_on:
-                self._deliver(told)
+            shown = self._progress.take(delta)
+            if shown.token_ids or not delta.goes_on:
+                self._deliver(shown)
             if delta.finish_reason is not None:
                 return "handed over" if delta.goes_on else "done"
         return None

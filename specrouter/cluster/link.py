@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specrouter.cluster.correction import AS_TOLD, Correction
+from specrouter.cluster.correction import UNCORRECTED, Correction
 from specrouter.cluster.reports import ReplicaReport
 from specrouter.cluster.state import ReplicaState, RoutedRequest
 from specrouter.engine.request import Request
@@ -48,7 +48,7 @@ class Attempt:
     request_id: str | None
     may_decline: bool = False
     kv: tuple[str, ...] = ()
-    correction: Correction = AS_TOLD
+    correction: Correction = UNCORRECTED
 
 
 @dataclass(frozen=True)

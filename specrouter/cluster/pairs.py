@@ -47,7 +47,7 @@ def joined(name: str, prefill: ReplicaView, decode: ReplicaView) -> ReplicaView:
         decode,
         name=name,
         state=_joined(prefill.state, decode.state),
-        told=_joined(prefill.told, decode.told),
+        reported=_joined(prefill.reported, decode.reported),
         age_s=max(prefill.age_s, decode.age_s),
         sent=prefill.sent + decode.sent,
         sent_tokens=prefill.sent_tokens,

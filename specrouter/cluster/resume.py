@@ -141,7 +141,6 @@ class Progress:
         logprobs = None if self._spec.params.logprobs is None else list(self._logprobs)
         cached_tokens = max(self._cached_tokens, output.metrics.cached_tokens)
         metrics = replace(output.metrics, cached_tokens=cached_tokens)
-        told = self._prompt_logprobs
         drafts = list(self._drafts) if self._spec.params.return_drafts else None
         receipt = output.receipt
         if receipt is not None:  # an attempt's receipt has only the logits of its own tokens
@@ -150,7 +149,7 @@ class Progress:
         return replace(
             output,
             logprobs=logprobs,
-            prompt_logprobs=told,
+            prompt_logprobs=self._prompt_logprobs,
             metrics=metrics,
             drafts=drafts,
             receipt=receipt,

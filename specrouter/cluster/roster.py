@@ -26,7 +26,7 @@ class KnownReplica:
         standing: only a "ready" replica is chosen.
         why: why it is not ready.
         state: its last state, also from replies, received at `heard_s`.
-        told: its last state from its feed, received at `told_s`.
+        reported: its last state from its feed, received at `reported_s`.
         experience: measured over reported times.
         prompts: prompts sent there since its start.
         uncounted: tokens of the prompts sent there since `state`, by request.
@@ -34,11 +34,11 @@ class KnownReplica:
 
     name: str
     standing: Standing = "lost"
-    why: str = "has not told anything yet"
+    why: str = "has not reported yet"
     state: ReplicaState | None = None
-    told: ReplicaState | None = None
+    reported: ReplicaState | None = None
     heard_s: float = 0.0
-    told_s: float = 0.0
+    reported_s: float = 0.0
     experience: Experience = field(default_factory=Experience)
     prompts: SentPrompts = field(default_factory=SentPrompts)
     uncounted: dict[Hashable, int] = field(default_factory=dict)
@@ -47,20 +47,20 @@ class KnownReplica:
         """Store a state that came with a reply."""
         self.state, self.heard_s = state, now_s
 
-    def tell(self, state: ReplicaState, now_s: float) -> None:
+    def note_state(self, state: ReplicaState, now_s: float) -> None:
         """Store a state that came with the feed."""
         self.note(state, now_s)
-        self.told, self.told_s = state, now_s
+        self.reported, self.reported_s = state, now_s
 
     def view(self, now_s: float, keys: Sequence[bytes]) -> ReplicaView | None:
         """Return the router's view of it; None if it may not be chosen."""
-        if self.standing != "ready" or self.state is None or self.told is None:
+        if self.standing != "ready" or self.state is None or self.reported is None:
             return None
         sent = list(self.uncounted.values())
         return ReplicaView(
             name=self.name,
             state=self.state,
-            told=self.told,
+            reported=self.reported,
             age_s=now_s - self.heard_s,
             sent=len(sent),
             sent_tokens=sum(sent),
@@ -84,7 +84,7 @@ class Roster(Generic[KnownT]):
         """
         found = [member.view(now_s, keys) for member in self.members.values()]
         views = [view for view in found if view is not None]
-        views = [view for view in views if view.told.step_s <= STUCK_S] or views
+        views = [view for view in views if view.reported.step_s <= STUCK_S] or views
         known = corrections({view.name: self.members[view.name].experience for view in views})
         return [replace(view, correction=known[view.name]) for view in views]
 
@@ -96,6 +96,6 @@ class Roster(Generic[KnownT]):
 
 def _why_not(member: KnownReplica) -> str:
     """Return why a replica is not chosen."""
-    if member.standing != "ready" or member.told is None:
+    if member.standing != "ready" or member.reported is None:
         return f"{member.standing}: {member.why}"
-    return f"in one cycle for {member.told.step_s:.0f} s"
+    return f"in one cycle for {member.reported.step_s:.0f} s"

@@ -109,7 +109,7 @@ class ClusterRouter:
         accepted = self._validation.accept_all(asked)
         self.check_room(max_waiting)
         running = [
-            self._send(asked[number], spec, partial(stream.tell, number))
+            self._send(asked[number], spec, partial(stream.put, number))
             for number, spec in accepted
         ]
         stream.begin(running)
@@ -141,7 +141,7 @@ class ClusterRouter:
     @property
     def fingerprint(self) -> str:
         """The common fingerprint of all replicas."""
-        assert self._fleet.fingerprint is not None, "all have told theirs"
+        assert self._fleet.fingerprint is not None, "all have reported theirs"
         return self._fleet.fingerprint
 
     @property

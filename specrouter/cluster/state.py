@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from specrouter.cluster.correction import AS_TOLD, Correction
+from specrouter.cluster.correction import UNCORRECTED, Correction
 from specrouter.request.objective import Objective
 
 Status = Literal["ready", "failed"]
@@ -71,7 +71,7 @@ class ReplicaView:
 
     Attributes:
         state: its last state, also from replies, `age_s` old.
-        told: its last state from its feed.
+        reported: its last state from its feed.
         sent: requests sent there since `state`.
         sent_tokens: tokens of their prompts.
         matched_tokens: tokens of the request's prompt that its prefix cache should hold.
@@ -80,12 +80,12 @@ class ReplicaView:
 
     name: str
     state: ReplicaState
-    told: ReplicaState
+    reported: ReplicaState
     age_s: float
     sent: int = 0
     sent_tokens: int = 0
     matched_tokens: int = 0
-    correction: Correction = AS_TOLD
+    correction: Correction = UNCORRECTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from specrouter.profile.speedup import Speedup, SpeedupMeter, requests_of
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission, Admit
-from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
+from specrouter.slo.serve.feasible import MOST_ANSWERED, earliest_feasible
 from specrouter.view import EngineView, RequestTable, Standing
 
 # Most consecutive cycles in which a decoding request has no part, or requests wait and none runs.
@@ -159,8 +159,8 @@ class CyclePlanning:
         return admission
 
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
-        """Find what the first `MOST_TOLD` rejected requests could attain."""
-        for request in [one for one in declined if one.rejects][:MOST_TOLD]:
+        """Find what the first `MOST_ANSWERED` rejected requests could attain."""
+        for request in [one for one in declined if one.rejects][:MOST_ANSWERED]:
             seen = view.waiting.take(view.waiting.among({request.handle.request_id}))
             request.feasible = earliest_feasible(self.policies.admits, view, seen)
 

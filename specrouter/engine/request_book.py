@@ -242,7 +242,7 @@ class RequestBook:
         """Free the row of a request, and deliver its last delta."""
         if request.row is not None:
             self.executor.close(request.row, keep=delta.finish_reason != "error")
-        is_first = self._tell(request, delta)
+        is_first = self._deliver(request, delta)
         assert is_first or self.is_abandoned, "a request ends once"
         if request.row is not None:
             del self.running[request.row]
@@ -257,12 +257,12 @@ class RequestBook:
         for request in (*self, *others):
             try:
                 if not request.handle.is_done:
-                    self._tell(request, last_delta(request, "engine_dead", cause))
+                    self._deliver(request, last_delta(request, "engine_dead", cause))
             except Exception:
-                logger.exception("request %d is told otherwise", request.handle.request_id)
+                logger.exception("request %d ends without its delta", request.handle.request_id)
                 request.handle.give_up(last_delta(request, "engine_dead", cause))
 
-    def _tell(self, request: RunningRequest, delta: Delta) -> bool:
+    def _deliver(self, request: RunningRequest, delta: Delta) -> bool:
         """Count a request's end and deliver its last delta; return False if it had one before."""
         ended_s, output = self.clock(), delta.output
         assert output is not None, "only the last delta ends a request"
@@ -311,4 +311,4 @@ def _why_it_leaves(request: RunningRequest) -> tuple[FinishReason, str | None] |
             return "cancelled", None
         return ("timeout", None) if request.is_late else None
     except Exception as error:
-        return "error", f"its time could not be told: {type(error).__name__}: {error}"
+        return "error", f"its time could not be read: {type(error).__name__}: {error}"

@@ -58,17 +58,17 @@ class ViewBuilder:
         self._snapshot_cycle = 0
         self._output_tokens: Mapping[str | None, float] = {}
         self._known: dict[int, _Waiting] = {}  # by id
-        nobody = np.zeros(0, dtype=np.int64)
-        by = dict.fromkeys(self._drafters, nobody)
-        self._nobody = self._table(
+        none = np.zeros(0, dtype=np.int64)
+        by = dict.fromkeys(self._drafters, none)
+        self._no_requests = self._table(
             (),
             0.0,
-            row=nobody,
-            kv_tokens=nobody,
-            unread=nobody,
+            row=none,
+            kv_tokens=none,
+            unread=none,
             unread_by=by,
-            slots=nobody,
-            repeatable=nobody,
+            slots=none,
+            repeatable=none,
         )
 
     def build(
@@ -111,7 +111,7 @@ class ViewBuilder:
     def _running(self, running: Mapping[int, RunningRequest], now_s: float) -> RequestTable:
         rows, states = np.fromiter(running, dtype=np.int64), self._executor.states
         if not len(rows):
-            return self._nobody
+            return self._no_requests
         return self._table(
             list(running.values()),
             now_s,
@@ -132,7 +132,7 @@ class ViewBuilder:
         """
         self._look_up(requests, cycle)
         if not requests:
-            return self._nobody
+            return self._no_requests
         executor = self._executor
         # This fails for a number of tokens that is NaN.
         unread = [int(request.committed_tokens) - 1 for request in requests]

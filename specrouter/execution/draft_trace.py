@@ -43,15 +43,15 @@ def traced(
     for node, parent in enumerate(parents.tolist()):  # parents come first; the root, -1, is shown
         hidden[node] |= hidden[parent]
 
-    def told(values: Ints | Floats) -> tuple[Any, ...]:
+    def listed(values: Ints | Floats) -> tuple[Any, ...]:
         return tuple(None if hidden[at] else one for at, one in enumerate(values.tolist()))
 
     return CycleDraft(
         chain=(*draft.used, target),
-        tokens=told(tree.tokens[index, :count]),
+        tokens=listed(tree.tokens[index, :count]),
         parents=tuple(parents.tolist()),
         proposers=tuple(proposers.tolist()),
-        probabilities=told(np.exp(np.minimum(log_probs - above, 0.0)).round(4)),
+        probabilities=listed(np.exp(np.minimum(log_probs - above, 0.0)).round(4)),
         accepted=tuple(accepted.tolist()),
     )
 

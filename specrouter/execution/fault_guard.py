@@ -41,7 +41,7 @@ class FaultGuard:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(get_args(Part), 0))
         self._clock = clock
-        self._told_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
         self._lock = threading.Lock()
         self._parts = {part: _Guarded(self, part) for part in get_args(Part)}
 
@@ -59,9 +59,9 @@ class FaultGuard:
         now_s = self._clock()
         with self._lock:
             self.counts[part] = count = self.counts[part] + 1
-            is_new = now_s - self._told_s.get(part, -_SILENT_S) >= _SILENT_S
+            is_new = now_s - self._logged_s.get(part, -_SILENT_S) >= _SILENT_S
             if is_new:
-                self._told_s[part] = now_s
+                self._logged_s[part] = now_s
         if is_new:
             line = "%s failed (%d times so far); requests go on without it"
             logger.error(line, part, count, exc_info=error)

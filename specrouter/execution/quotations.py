@@ -164,7 +164,7 @@ class Quotations:
             branching=None,
             predicted=None,
         )
-        nobody = rows[:0]
+        no_rows = rows[:0]
         draft = GroupDraft(
             group=own,
             request=DraftRequest(
@@ -173,8 +173,8 @@ class Quotations:
                 depths=sizes,
             ),
             sampled=self._rows.sampled(rows),
-            cut_rows=nobody,
-            behind_rows=nobody,
+            cut_rows=no_rows,
+            behind_rows=no_rows,
         )
         draft.worth = worth
         draft.result, draft.is_quoted = DraftResult.without_logits(tree), True

@@ -60,8 +60,8 @@ def error_payload(
     kind = "invalid_request_error" if status < 500 else "server_error"
     # A field's name may hold half a surrogate pair, which UTF-8 cannot encode.
     message, param = _encodable(message), None if param is None else _encodable(param)
-    told = ErrorDetails(message=message, type=kind, param=param, code=code, **(details or {}))
-    return ErrorAnswer(error=told).model_dump(exclude_unset=True)
+    error = ErrorDetails(message=message, type=kind, param=param, code=code, **(details or {}))
+    return ErrorAnswer(error=error).model_dump(exclude_unset=True)
 
 
 def error_response(

@@ -23,9 +23,9 @@ _NO_JSON = {"type": "missing", "loc": ("body",), "msg": "is no JSON"}
 
 async def json_data(request: Request) -> bytes:
     """Return a JSON body; `RequestValidationError` if it is empty or has another type."""
-    told = Message()
-    told["content-type"] = request.headers.get("content-type", "")
-    main, sub = told.get_content_maintype(), told.get_content_subtype()
+    header = Message()
+    header["content-type"] = request.headers.get("content-type", "")
+    main, sub = header.get_content_maintype(), header.get_content_subtype()
     data = await request.body()
     if not data or main != "application" or not (sub == "json" or sub.endswith("+json")):
         raise RequestValidationError([_NO_JSON])
@@ -38,8 +38,8 @@ def read_body(data: bytes, kind: TypeAdapter[Body]) -> Body:
         return kind.validate_python(loaded(data))
     except json.JSONDecodeError as error:
         place, reason = ("body", error.pos), {"error": error.msg}
-        told = {"type": "json_invalid", "loc": place, "ctx": reason}
-        raise RequestValidationError([told]) from error
+        fault = {"type": "json_invalid", "loc": place, "ctx": reason}
+        raise RequestValidationError([fault]) from error
     except ValidationError as error:
         errors = error.errors(include_url=False)
         raise RequestValidationError(

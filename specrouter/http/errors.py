@@ -187,8 +187,8 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
         count_refusal(request.app, "bad_request")
         return _invalid_body_response(error.errors(), fields)
 
-    for kind, told in _REFUSALS.items():
-        app.add_exception_handler(kind, partial(_refused, *told))
+    for kind, refusal in _REFUSALS.items():
+        app.add_exception_handler(kind, partial(_refused, *refusal))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

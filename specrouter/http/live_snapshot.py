@@ -24,9 +24,9 @@ _SWITCHES = 24  # number of the latest ones that are shown
 
 def live_snapshot(router: ServingRouter) -> dict[str, Any]:
     """Return a snapshot that JSON can hold, without waiting for a cycle."""
-    told: Instruments = router.instruments
-    state, decoded = told.engine_state(), told.decoded()
-    known, config = told.performance(), router.config
+    instruments: Instruments = router.instruments
+    state, decoded = instruments.engine_state(), instruments.decoded()
+    known, config = instruments.performance(), router.config
     cluster = config.cluster
     return {
         "unix_s": time.time(),
@@ -41,16 +41,17 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
             "accepted_tokens": decoded.accepted_tokens,
         },
         "chains": [{"chain": chain, **asdict(one)} for chain, one in decoded.chains.items()],
-        "decision": _decision(told.decision(), known.machine),
-        "switches": _switches(told.decisions()),
+        "decision": _decision(instruments.decision(), known.machine),
+        "switches": _switches(instruments.decisions()),
         "speedups": [
             {"requests": requests_of(load), **asdict(one)}
             for load, one in sorted(state.speedups.items())
         ],
-        "cycles": [astuple(one) for one in told.cycles()],  # as arrays, since there are many
+        "cycles": [astuple(one) for one in instruments.cycles()],  # as arrays, since there are many
         "models": [_model(router, name, state, known) for name in router.pool.names],
         "objectives": {
-            name: [one.attained, one.judged] for name, one in told.slo_accounts.counts().items()
+            name: [one.attained, one.judged]
+            for name, one in instruments.slo_accounts.counts().items()
         },
         "cache": {
             **asdict(state.cache),

@@ -119,7 +119,7 @@ gauge specrouter_speedup_ratio{requests} = speedups.ratio: Tokens per second wit
     without, measured at up to so many requests.
 gauge specrouter_speedup_low_ratio{requests} = speedups.low: Lower end of its 95% interval.
 gauge specrouter_speedup_high_ratio{requests} = speedups.high: Upper end of its 95% interval.
-gauge specrouter_drafting_resting{requests} = speedups.is_resting: 1 while nobody drafts, since
+gauge specrouter_drafting_resting{requests} = speedups.is_resting: 1 while nothing is drafted, since
     drafting was measured to be slower.
 counter specrouter_shadow_evaluations = totals.shadow_evaluations: Evaluations of idle drafters on
     committed text.
@@ -164,8 +164,8 @@ gauge specrouter_kv_cached_tokens = state.kv_cached_tokens: KV cache tokens that
 counter specrouter_control_faults{part} = state.control_faults: Failures of parts of the control
     plane, without which requests went on.
 gauge specrouter_replica_up{replica} = replicas.is_up: 1 if a replica takes requests.
-gauge specrouter_replica_state_age_seconds{replica} = replicas.state_age_s: Since a replica told its
-    state.
+gauge specrouter_replica_state_age_seconds{replica} = replicas.state_age_s: Since a replica reported
+    its state.
 gauge specrouter_replica_requests_running{replica} = replicas.running: Requests that are being
     decoded.
 gauge specrouter_replica_requests_waiting{replica} = replicas.waiting: Requests that wait to be
@@ -301,10 +301,10 @@ _ROWS = [
 
 def sources(router: ServingRouter) -> dict[str, Any]:
     """Return what the table of metrics reads, by the first name of its paths."""
-    told = router.instruments
-    state, decoded = told.engine_state(), told.decoded()
-    totals, known = told.statistics(), told.performance()
-    replicas = told.replicas()
+    instruments = router.instruments
+    state, decoded = instruments.engine_state(), instruments.decoded()
+    totals, known = instruments.statistics(), instruments.performance()
+    replicas = instruments.replicas()
     return {
         "state": state,
         "decoded": decoded,
@@ -320,7 +320,7 @@ def sources(router: ServingRouter) -> dict[str, Any]:
             for name, one in replicas.items()
             for cause, count in one.moves.items()
         },
-        **objective_sources(told.slo_accounts, router.slo_classes),
+        **objective_sources(instruments.slo_accounts, router.slo_classes),
         **_model_sources(router.pool.names, state, totals, known),
         **_estimate_sources(known),
     }

@@ -204,8 +204,8 @@ class RequestFields(StructureFields):
             RequestError: names the field as `SamplingParams` does.
         """
         asked = {name: getattr(self, name, None) for name in _SAMPLING_FIELDS} | own
-        told = {name: one for name, one in asked.items() if one is not None}
-        given: dict[str, Any] = {**defaults, **told}
+        stated = {name: one for name, one in asked.items() if one is not None}
+        given: dict[str, Any] = {**defaults, **stated}
         if self.seed == -1:  # vLLM's clients send it for no seed
             del given["seed"]
         elif self.seed is not None:

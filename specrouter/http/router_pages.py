@@ -89,16 +89,16 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
             "loading": list(health.loading),
             "unloadable": dict(health.unloadable),
         }
-        told = {name: each for name, each in facts.items() if each}
+        stated = {name: each for name, each in facts.items() if each}
         if health.status == "stopped":
             error = error_payload(503, "the engine has stopped", code="engine_stopped")
             if router.is_healthy:
                 error = error_payload(503, "no replica is ready", code="no_replica_ready")
-            return JSONResponse({"status": "stopped", **error, **told}, status_code=503)
+            return JSONResponse({"status": "stopped", **error, **stated}, status_code=503)
         if drain.is_draining:
             error = error_payload(503, "the service is shutting down", code="shutting_down")
             return JSONResponse({"status": "draining", **error}, status_code=503)
-        return JSONResponse({"status": health.status, **told})
+        return JSONResponse({"status": health.status, **stated})
 
     @page(
         "decisions",

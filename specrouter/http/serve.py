@@ -40,7 +40,7 @@ from specrouter.http.request_log import RequestLog
 from specrouter.http.startup import Startup
 from specrouter.http.transport import protocol_settings
 from specrouter.logs import adopt_transformers
-from specrouter.profile.speedup import told
+from specrouter.profile.speedup import summary
 from specrouter.progress import Progress, ShownLoad, is_live
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TELL_S = 10.0  # between two lines of the log during a long load
+_SHOW_S = 10.0  # between two lines of the log during a long load
 _POLL_S = 0.2  # between two checks for a signal or a failure
 _LAST_MESSAGES_S = 5.0  # time to answer requests that were ended
 _KEEP_ALIVE_S = 75  # idle connections: longer than load balancers keep them, 60 s
@@ -184,14 +184,14 @@ class _Server(uvicorn.Server):
         loading = asyncio.wrap_future(
             _in_thread(lambda: _load(self._settings, self._drain, self._progress))
         )
-        told_s = time.monotonic()
+        shown_s = time.monotonic()
         with self._shown or nullcontext():
             while not loading.done() and not self._signals:
                 await asyncio.wait({loading}, timeout=_POLL_S)
-                is_told = self._shown is None and time.monotonic() - told_s >= _TELL_S
-                if is_told and not loading.done():
+                is_due = self._shown is None and time.monotonic() - shown_s >= _SHOW_S
+                if is_due and not loading.done():
                     logger.info("%s", self._startup.message)
-                    told_s = time.monotonic()
+                    shown_s = time.monotonic()
         if not loading.done():
             logger.info("stopping before the models are loaded")
             return None
@@ -233,7 +233,7 @@ class _Server(uvicorn.Server):
         while not self._signals and self._is_engine_well(router):
             await asyncio.sleep(_POLL_S)
             if awaited and not router.health().loading:
-                logger.info("%s", _told_drafters(router, awaited))
+                logger.info("%s", _drafters_of(router, awaited))
                 awaited = ()
                 gc.freeze()
         if self._signals:
@@ -258,7 +258,7 @@ class _Server(uvicorn.Server):
             logger.warning("%d requests did not finish and are ended", self._drain.in_flight)
         speedups = router.instruments.engine_state().speedups
         if speedups:
-            logger.info("speed with drafts over that without, measured: %s", told(speedups))
+            logger.info("speed with drafts over that without, measured: %s", summary(speedups))
 
     def _is_engine_well(self, router: ServingRouter) -> bool:
         if not router.is_healthy:
@@ -266,7 +266,7 @@ class _Server(uvicorn.Server):
         return self.failure is None
 
 
-def _told_drafters(router: ServingRouter, awaited: Iterable[str]) -> str:
+def _drafters_of(router: ServingRouter, awaited: Iterable[str]) -> str:
     """Return a message: loaded drafters, and why the other `awaited` ones are not loaded."""
     known, why = router.instruments.engine_state().weight_bytes, router.health().unloadable
     loaded = [name for name in known if name != router.pool.target]

@@ -58,7 +58,7 @@ class Speedup:
         return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
 
-def told(speedups: Mapping[int, Speedup]) -> str:
+def summary(speedups: Mapping[int, Speedup]) -> str:
     """Format the speedups, e.g. `1.37x (1.34 to 1.40) at 1 request, off at 9 to 16 (...)`."""
     return ", ".join(
         f"off at {requests_of(load)} ({one})" if one.is_resting else f"{one} at {requests_of(load)}"

@@ -66,7 +66,7 @@ class TimeRegression:
     _prior: Floats  # covariance of a model without observations
 
     def __init__(self) -> None:
-        self._told = np.zeros(len(_SIZES), dtype=np.bool_)
+        self._is_known = np.zeros(len(_SIZES), dtype=np.bool_)
         self._state = self._cov = self._prior = np.zeros(0)
         self._seen: Counter[int] = Counter()  # passes, by bucket
         self._fastest: dict[int, float] = {}  # of each bucket, before the first pass that counts
@@ -95,9 +95,9 @@ class TimeRegression:
         if known:
             curve = TimeCurve(known, slope)
             found._begin(curve.many(_SIZES), slope)
-            told = found._told = np.isin(_SIZES, [size for size, _ in known])
-            among, prior = found._prior[:-1, :-1][np.ix_(told, told)], found._prior
-            across = prior[:-1, :-1][:, told]
+            known_at = found._is_known = np.isin(_SIZES, [size for size, _ in known])
+            among, prior = found._prior[:-1, :-1][np.ix_(known_at, known_at)], found._prior
+            across = prior[:-1, :-1][:, known_at]
             found._cov = _NOISE**2 * prior
             found._cov[:-1, :-1] += prior[:-1, :-1] - across @ np.linalg.solve(among, across.T)
         return found
@@ -114,7 +114,7 @@ class TimeRegression:
 
     def expected_ms(self, tokens: float, attended: float) -> float | None:
         """Return the expected time of a pass; None before the first one that counts."""
-        return self._expected_ms(_row(tokens, attended)) if self._told.any() else None
+        return self._expected_ms(_row(tokens, attended)) if self._is_known.any() else None
 
     def _expected_ms(self, row: Floats) -> float:
         return max(float(row @ self._state), _LEAST * float(self._state[0]))
@@ -124,7 +124,7 @@ class TimeRegression:
 
         Then a slow one is attributed to the machine, and not to the curve.
         """
-        if not self._told.any() or 0 < self._seen[bucket_of(tokens)] < _COLD:
+        if not self._is_known.any() or 0 < self._seen[bucket_of(tokens)] < _COLD:
             return False
         row = _row(tokens, 0.0)
         return math.sqrt(row @ self._cov @ row) <= _CLIP * _NOISE * float(row @ self._state)
@@ -137,27 +137,27 @@ class TimeRegression:
         """
         if not 0.0 < ms < math.inf:
             return
-        before = self._told.copy(), self._state, self._cov, self._prior
+        before = self._is_known.copy(), self._state, self._cov, self._prior
         try:
             self._learn(tokens, attended, ms)
             if not (np.isfinite(self._state).all() and np.isfinite(self._cov).all()):
                 raise ArithmeticError(f"{ms} ms for {tokens} tokens teach no finite times")
         except Exception:
-            self._told, self._state, self._cov, self._prior = before
+            self._is_known, self._state, self._cov, self._prior = before
             raise
 
     def _learn(self, tokens: int, attended: float, ms: float) -> None:
         size = bucket_of(tokens)
         self._seen[size] += 1
         is_cold = self._seen[size] <= _COLD
-        if not self._told.any():
+        if not self._is_known.any():
             ms = self._fastest[size] = min(ms, self._fastest.get(size, ms))
             if is_cold:
                 return
             self._begin(np.full(len(_SIZES), ms), 0.0)
         elif is_cold and ms >= self._expected_ms(_row(tokens, attended)):
             return
-        self._told[size == _SIZES] = True
+        self._is_known[size == _SIZES] = True
         self._update(_row(tokens, attended), ms)
         self._curve = None
 
@@ -167,13 +167,13 @@ class TimeRegression:
         Raises:
             ArithmeticError: the curve would not be finite.
         """
-        if self._curve is None and self._told.any():
-            told = np.flatnonzero(self._told)
-            weights = 1.0 / np.diag(self._cov)[told]
-            base = isotonic(self._state[told].tolist(), weights.tolist())
+        if self._curve is None and self._is_known.any():
+            known_at = np.flatnonzero(self._is_known)
+            weights = 1.0 / np.diag(self._cov)[known_at]
+            base = isotonic(self._state[known_at].tolist(), weights.tolist())
             if not all(map(math.isfinite, base)):
                 raise ArithmeticError("the curve is not finite")
-            points = tuple(zip(_SIZES[told].tolist(), base, strict=True))
+            points = tuple(zip(_SIZES[known_at].tolist(), base, strict=True))
             self._curve = TimeCurve(points, float(self._state[-1]))
         return self._curve
 
@@ -210,7 +210,7 @@ class TimeRegression:
         """
         if not 0.0 < factor < math.inf:
             raise ArithmeticError(f"times {factor}")
-        if not self._told.any():
+        if not self._is_known.any():
             return
         self._state, self._curve = self._state * factor, None
         self._prior, self._cov = self._prior * factor**2, self._cov * factor**2

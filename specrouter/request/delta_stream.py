@@ -56,7 +56,7 @@ class LoopMailbox:
 class DeltaStream:
     """An asynchronous iterator over pairs `(number, delta)`, which must be closed.
 
-    `begin` and `tell` may be called from any thread, the rest from the loop of the mailbox.
+    `begin` and `put` may be called from any thread, the rest from the loop of the mailbox.
     """
 
     def __init__(self, mailbox: LoopMailbox) -> None:
@@ -72,7 +72,7 @@ class DeltaStream:
         if self._is_closed:
             self._cancel()
 
-    def tell(self, number: int, delta: Delta) -> None:
+    def put(self, number: int, delta: Delta) -> None:
         self._mailbox.post(partial(self._deltas.put_nowait, (number, delta)))
 
     def __aiter__(self) -> Self:

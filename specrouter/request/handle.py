@@ -85,7 +85,7 @@ class RequestHandle:
             try:
                 (self._listener or self._deltas.put)(delta)
             except Exception:
-                logger.exception("request %d: its listener is not told", self.request_id)
+                logger.exception("request %d: its listener got no delta", self.request_id)
 
     def _hand_over(self, delta: Delta) -> None:
         if self._listener is None:
@@ -97,7 +97,7 @@ class RequestHandle:
                 # A caller that leaves early cancels first; its event loop may be closed by now.
                 logger.log(
                     logging.DEBUG if self.is_cancelled else logging.WARNING,
-                    "request %d: nobody listens any more: %s",
+                    "request %d: it has no listener any more: %s",
                     self.request_id,
                     error,
                     extra=self.log_extra,

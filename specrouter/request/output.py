@@ -243,12 +243,12 @@ class RequestOutput:
 
     def __repr__(self) -> str:
         """Return e.g. `Text('a, b = b, a + b', 24 tokens, length, 310.2 tokens/s)`."""
-        told = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens", self.finish_reason]
+        shown = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens", self.finish_reason]
         if self.metrics.tokens_per_s is not None:
-            told.append(f"{self.metrics.tokens_per_s:.1f} tokens/s")
+            shown.append(f"{self.metrics.tokens_per_s:.1f} tokens/s")
         if self.error is not None:
-            told.append(f"error={self.error!r}")
-        return f"{type(self).__name__}({', '.join(told)})"
+            shown.append(f"error={self.error!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __str__(self) -> str:
         return self.text
@@ -279,10 +279,10 @@ class Delta:
 
     def __repr__(self) -> str:
         """Return e.g. `Delta('a, b', 4 tokens)`; the last one with its output."""
-        told = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens"]
-        told += [f"index={self.index}"] if self.index else []
-        told += [repr(self.output)] if self.output is not None else []
-        return f"Delta({', '.join(told)})"
+        shown = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens"]
+        shown += [f"index={self.index}"] if self.index else []
+        shown += [repr(self.output)] if self.output is not None else []
+        return f"Delta({', '.join(shown)})"
 
     def __str__(self) -> str:
         return self.text

@@ -206,8 +206,8 @@ class RunningRequest:
             kept = list(logprobs[: len(fresh)])
             self._logprobs += kept
         if self._drafts is not None:
-            told = draft or CycleDraft(chain=chain[-1:])
-            self._drafts.append(replace(told, texts=tuple(texts), cycle=self.cycles))
+            traced = draft or CycleDraft(chain=chain[-1:])
+            self._drafts.append(replace(traced, texts=tuple(texts), cycle=self.cycles))
         if reason is None:
             news = Delta(text=text, token_ids=fresh, index=self.spec.sample, logprobs=kept)
         else:

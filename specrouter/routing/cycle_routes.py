@@ -97,8 +97,8 @@ def routes_of(cycle: Cycle, prefill_chunk: int) -> CycleRoutes:
         decoding=len(requests),
         reading=prefill.requests,
     )
-    nobody = np.zeros(len(requests), dtype=np.bool_)
-    routes = CycleRoutes(cycle=cycle, decisions=decisions, catch_up=catch_up, waiting=nobody)
+    none = np.zeros(len(requests), dtype=np.bool_)
+    routes = CycleRoutes(cycle=cycle, decisions=decisions, catch_up=catch_up, waiting=none)
     held: frozenset[str] = frozenset()  # models of the groups before
     for key, chain, who in _by_override(requests, cycle.scheduler.target, view.available):
         if key is None:
@@ -349,7 +349,7 @@ def _for_cycle(
     """
     cycle, catch_up, requests = routes.cycle, routes.catch_up, routes.cycle.requests.take(who)
     snapshot, drafts = cycle.view.performance, len(main.chain) > 1
-    nobody = np.zeros(len(requests), dtype=np.bool_)
+    none = np.zeros(len(requests), dtype=np.bool_)
     if not drafts and not (cycle.rates > 0.0).any():
         spare = None  # no request is in need
     # Drafts that were decided on pay in the long run: drafters read for them in any case.
@@ -360,7 +360,7 @@ def _for_cycle(
     if not able.any():
         if drafts:
             catch_up.note(drafting)
-        return alone, nobody, drafting if drafts else Drafting(able=nobody, reads=nobody)
+        return alone, none, drafting if drafts else Drafting(able=none, reads=none)
     rates, waited = cycle.rates[who][able], cycle.waited[who][able]
     grid = decision.grids.get(spare or main.chain)
     beside = _beside(routes, len(rates), drafting, drafting.able_share if drafts else 1.0)
@@ -369,10 +369,10 @@ def _for_cycle(
     if drafts or len(found.chain) > 1:
         catch_up.note(drafting, len(found.chain) > 1)
     if not drafts:
-        drafting = replace(drafting, reads=nobody)
+        drafting = replace(drafting, reads=none)
     if choice.option is None and (cycle.prefill.tokens or not choice.active.all()):
         found = replace(alone, plain_ms=0.0)  # its prediction is not of this cycle
-    waiting = nobody.copy()
+    waiting = none.copy()
     waiting[able] = ~choice.active
     return found, waiting, drafting
 

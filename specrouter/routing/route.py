@@ -49,7 +49,7 @@ class Route(NamedTuple):
         )
 
 
-def _nobody() -> Ints:
+def _no_rows() -> Ints:
     return np.array([], dtype=np.int64)
 
 
@@ -64,9 +64,9 @@ class Prefill:
         requests: number of requests with unread prompts.
     """
 
-    rows: Ints = field(default_factory=_nobody)
-    counts: Ints = field(default_factory=_nobody)
-    first_tokens: Ints = field(default_factory=_nobody)
+    rows: Ints = field(default_factory=_no_rows)
+    counts: Ints = field(default_factory=_no_rows)
+    first_tokens: Ints = field(default_factory=_no_rows)
     tokens: int = 0
     requests: int = 0
 

@@ -230,7 +230,7 @@ class SimulatedCluster:
 
     def _watch(self, site: Site, at_s: float) -> None:
         """Of one that stands still since `at_s`, whose last message may have been on its way."""
-        due_s = self.fleet.members[site.name].told_s + self._settings.resume.silence_s
+        due_s = self.fleet.members[site.name].reported_s + self._settings.resume.silence_s
         if not site.stands_still:
             return
         if due_s > self._events.now_s:

@@ -15,7 +15,7 @@ class SimulatedFleet(Roster[KnownReplica]):
     def tell(self, name: str, state: ReplicaState, now_s: float) -> None:
         """News of its own: from now on it is chosen."""
         member = self.members[name]
-        member.tell(state, now_s)
+        member.note_state(state, now_s)
         member.standing = "ready"
 
     def learn(
@@ -39,4 +39,4 @@ class SimulatedFleet(Roster[KnownReplica]):
     def note_ages(self, now_s: float) -> None:
         """Of the states that are used now."""
         ready = sorted(view.name for view in self.ready(now_s))
-        self.ages_s += [now_s - self.members[name].told_s for name in ready]
+        self.ages_s += [now_s - self.members[name].reported_s for name in ready]

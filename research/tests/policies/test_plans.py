@@ -113,7 +113,7 @@ def test_what_was_sent_since_a_replica_told_its_state_is_not_seen() -> None:
 
 def test_the_queue_alone_is_read_at_each_choice() -> None:
     told = state()
-    views = [view("a", state(4), told=told), view("b", state(), told=told)]
+    views = [view("a", state(4), reported=told), view("b", state(), reported=told)]
     assert ranked("flowguard-printed", views).order == ("a", "b"), "running ones are not seen"
-    views = [view("a", state(0, 4), told=told), view("b", state(), told=told)]
+    views = [view("a", state(0, 4), reported=told), view("b", state(), reported=told)]
     assert ranked("flowguard-printed", views).order == ("b", "a")

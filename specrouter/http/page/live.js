@@ -1,4 +1,4 @@
-// What the service tells once a second: the decision of now, speeds, cycles, models, requests.
+// What the service sends once a second: the decision of now, speeds, cycles, models, requests.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone.js";
 import { bytes, chainText, clock, ms, percent, whole } from "./words.js";
 
@@ -141,7 +141,7 @@ const PARTS = [["verify_ms", "verify"], ["rescore_ms", "re-score"], ["draft_ms",
 /** The last cycles, one column each, as high as they took long. */
 export function Cycles({ cycles, hasReplicas }) {
   if (!cycles.length)
-    return html`<p class="aside">${hasReplicas ? "Replicas do not tell single cycles." : "No cycle has run yet."}</p>`;
+    return html`<p class="aside">${hasReplicas ? "Replicas do not report single cycles." : "No cycle has run yet."}</p>`;
   const parts = cycles.map(([chain, elapsed_ms, draft_ms, rescore_ms, verify_ms, requests, tokens]) => ({
     chain, elapsed_ms, draft_ms, rescore_ms, verify_ms, requests, tokens,
     own_ms: Math.max(0, elapsed_ms - draft_ms - rescore_ms - verify_ms),

@@ -384,7 +384,7 @@ export function Try({ marks, chains, chats, dtype, refused }) {
           <${Tokens} made=${alone} label="Tokens without speculation" ...${{ marks, differs, chosen, choose }} shown=${place} /></div>
       </div>
       ${routed.state === "done" && !drafted && chains.length > 0 &&
-      html`<p class="hint">Nothing was drafted: either the router predicts that here the target alone is quicker, or nobody could.
+      html`<p class="hint">Nothing was drafted: either the router predicts that here the target alone is quicker, or no drafter could.
         <button type="button" onClick=${() => run({ ...form, chain: chains[0].join(">") })}>
           Draft with ${chains[0][0]} all the same</button></p>`}
       <${Detail} token=${token} place=${place} />

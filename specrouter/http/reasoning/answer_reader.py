@@ -87,12 +87,12 @@ class AnswerReader:
             else:
                 (reasoning if field == "reasoning" else content).append(piece)
         most = self.calls if self._max_calls is None else self._max_calls
-        told = tuple(
+        new_calls = tuple(
             CallNews(index, name, "".join(arguments))
             for index, (name, arguments) in calls.items()
             if index < most
         )
-        return News("" if self.forced else "".join(content), told, "".join(reasoning))
+        return News("" if self.forced else "".join(content), new_calls, "".join(reasoning))
 
     def is_reasoning(self, token: str) -> bool:
         """Read the next token, and return whether it is reasoning: neither tag nor header."""

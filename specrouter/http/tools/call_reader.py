@@ -34,7 +34,7 @@ class CallReader:
         self._form, self._names = form, names
         self._tags = form.tags
         self._cutter = TagCutter(*self._tags)
-        self._told: list[Piece] = []
+        self._found: list[Piece] = []
         # Here an object may be a call without a tag: at the beginning, or after another call.
         self._is_open = not form.is_tagged
         self._follows_call = False  # only white space since a call
@@ -51,8 +51,8 @@ class CallReader:
             is_cut_off = rest and self._may_close and end_tag.startswith(rest)
             self._feed(end_tag if is_cut_off else rest)
             self._reading.send("")
-        told, self._told = self._told, []
-        return told
+        found, self._found = self._found, []
+        return found
 
     def _feed(self, part: str) -> None:
         for one in (part,) if part in self._tags else part:
@@ -101,7 +101,7 @@ class CallReader:
                 found = call_of(text, needs_arguments=not self._form.is_tagged)
                 if found is not None and self._may_call(found[0]):
                     self._begin(found[0])
-                    self._told.append(("arguments", found[1]))
+                    self._found.append(("arguments", found[1]))
                     self._end()
                 else:
                     self._say(lead + text)
@@ -117,11 +117,11 @@ class CallReader:
     def _arguments(self, scanner: JsonScanner, one: str) -> _Next:
         """Read arguments from their first character, which the scanner has, to the object's end."""
         while scanner.depth > 1:
-            self._told.append(("arguments", one))
+            self._found.append(("arguments", one))
             one = yield
             if not scanner.step(one):
                 return (yield from self._broken_arguments(one))
-        self._told.append(("arguments", one))
+        self._found.append(("arguments", one))
         self._may_close = self._form.is_tagged
         one = yield
         while fits := scanner.step(one):
@@ -134,14 +134,14 @@ class CallReader:
 
     def _broken_arguments(self, one: str) -> _Next:
         while one and one != self._form.end_tag:
-            self._told.append(("arguments", one))
+            self._found.append(("arguments", one))
             one = yield
         if one:
             self._end()
         return one
 
     def _say(self, text: str) -> None:
-        self._told.append(("content", text))
+        self._found.append(("content", text))
         self._is_open = self._follows_call = self._may_close = False
 
     def _may_call(self, name: str) -> bool:
@@ -149,7 +149,7 @@ class CallReader:
         return self._form.is_tagged or name in self._names
 
     def _begin(self, name: str) -> None:
-        self._told.append(("name", name))
+        self._found.append(("name", name))
         self.is_within_call = True
 
     def _end(self) -> None:

@@ -5,7 +5,7 @@ ms less for each of the 100 tokens that it has left. A load is *sustained* (docs
 there are cycles that keep all paces which this leaves, and that read all prompts by their
 deadlines. The neediest are given up until the load is sustained. New requests are admitted by
 deadline, as long as it stays so; while any are given up, only those that cannot wait, and those
-without a TTFT only if nobody could keep the paces that are given up.
+without a TTFT only if no request could keep the paces that are given up.
 
 An urgent prompt is read in such cycles, as much of it as they allow. Otherwise prompts are read in
 the cycles that read most of them per millisecond without delaying anybody. No cycle takes longer
@@ -80,7 +80,7 @@ class Amortized(Pacing):
         if times is None:
             given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
             times = without(given_up)
-            assert times is not None, "nobody is left whose pace could be missed"
+            assert times is not None, "no request is left whose pace could be missed"
         lost = set(ids[:given_up].tolist())
         cycle_ms, read = times.ms(self.chunk), 0
         for prompt in in_order:

@@ -13,7 +13,7 @@ from specrouter.view import EngineView, RequestTable
 
 # Requests per cycle that get this answer: it takes tens of milliseconds, during which no token is
 # generated.
-MOST_TOLD = 1
+MOST_ANSWERED = 1
 _PATIENT_MS = 1e6
 
 

@@ -25,4 +25,4 @@ def state(running: int = 0, waiting: int = 0, **given: Any) -> ReplicaState:
 
 def view(name: str, own: ReplicaState | None = None, **given: Any) -> ReplicaView:
     own = own or state()
-    return ReplicaView(name=name, state=own, **{"told": own, "age_s": 0.1, **given})
+    return ReplicaView(name=name, state=own, **{"reported": own, "age_s": 0.1, **given})

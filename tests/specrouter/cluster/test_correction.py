@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specrouter import SLO, ChainRouter, RouterConfig, SamplingParams
 from specrouter.cluster.admission import attainability, expected_at
 from specrouter.cluster.correction import (
-    AS_TOLD,
+    UNCORRECTED,
     Correction,
     Expected,
     Experience,
@@ -55,8 +55,8 @@ def test_one_that_takes_longer_than_it_tells_is_corrected_beside_the_others() ->
 @given(RATIOS, st.floats(0.1, 20.0))
 def test_what_all_take_longer_is_nobodys_correction(ratios: list[float], factor: float) -> None:
     one, slower = after(*ratios), after(*(factor * ratio for ratio in ratios))
-    assert set(corrections({"a": one, "b": one}).values()) == {AS_TOLD}
-    assert corrections({"a": slower}) == {"a": AS_TOLD}, "there is no other"
+    assert set(corrections({"a": one, "b": one}).values()) == {UNCORRECTED}
+    assert corrections({"a": slower}) == {"a": UNCORRECTED}, "there is no other"
 
 
 @given(st.lists(RATIOS, min_size=1, max_size=4))
@@ -69,7 +69,7 @@ def test_somebody_is_taken_at_its_word_and_nobody_is_made_faster(each: list[list
 def test_a_replica_that_little_is_known_of_is_taken_at_its_word() -> None:
     """And tried, where the others take longer than they tell."""
     known = {"a": after(*[2.0] * 8), "b": Experience(), "c": after(*[9.0] * 3)}
-    assert corrections(known) == {"a": Correction(2.0, 2.0), "b": AS_TOLD, "c": AS_TOLD}
+    assert corrections(known) == {"a": Correction(2.0, 2.0), "b": UNCORRECTED, "c": UNCORRECTED}
 
 
 def test_single_requests_that_are_out_of_line_count_for_little() -> None:

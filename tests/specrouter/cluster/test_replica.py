@@ -84,7 +84,7 @@ class Engine:
     ) -> None:
         stream.begin([self])
         for delta in self.deltas:
-            stream.tell(0, delta)
+            stream.put(0, delta)
 
     def cancel(self) -> None:
         self.closed_early += not self.deltas

@@ -164,8 +164,8 @@ def test_a_rolling_restart_empties_no_replica_while_the_others_do_not_serve(
         restarting = operator.submit(cluster.router.restart_replicas)
         try:
             for _ in range(2):
-                told_s = first.told_s
-                wait_until(lambda told_s=told_s: first.told_s > told_s)  # type: ignore[misc]
+                reported_s = first.reported_s
+                wait_until(lambda reported_s=reported_s: first.reported_s > reported_s)  # type: ignore[misc]
             assert first.standing == "ready"
         finally:
             cluster.router._loop.call(cluster.links[1].revive)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from specrouter.profile.speedup import BLOCK, RUN, SpeedupMeter, told
+from specrouter.profile.speedup import BLOCK, RUN, SpeedupMeter, summary
 
 ALONE_MS = 12.0
 PLANTED_CYCLES = 200_000
@@ -77,7 +77,7 @@ def test_drafting_rests_where_it_is_slower_and_is_tried_again_ever_more_seldom()
     assert load == 1
     assert found.is_resting
     assert found.high < 1.0
-    assert told(meter.speedups) == f"off at 1 request ({found})"
+    assert summary(meter.speedups) == f"off at 1 request ({found})"
 
 
 def test_cycles_in_which_nothing_was_drafted_say_nothing() -> None:

@@ -27,7 +27,7 @@ def test_deltas_come_until_every_sample_has_told_its_last() -> None:
         async with aclosing(DeltaStreams().open()) as stream:
             stream.begin([Sample(), Sample()])
             for number, delta in ((1, Delta(token_ids=[5])), (1, last(6)), (0, last(7))):
-                stream.tell(number, delta)
+                stream.put(number, delta)
             return [(number, delta.token_ids) async for number, delta in stream]
 
     assert asyncio.run(run()) == [(1, [5]), (1, [6]), (0, [7])]
