@@ -31,7 +31,7 @@ _UNFINISHED = "its download is not finished"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDrafter:
     """A model's folder, or its GGUF file.
 
     `name`: its name on the hub, or the path as `--draft` takes it.
@@ -136,7 +136,7 @@ def _reads(one: Candidate) -> tuple[int, str]:
     return one.read_bytes or 0, one.name
 
 
-def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[Found]:
+def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[FoundDrafter]:
     yield from _cached()
     for folder in folders:
         if not folder.is_dir():
@@ -144,12 +144,12 @@ def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[Found]:
         yield from _inside(folder)
     root, place = bundled_root(), _place(target)
     if place.parent == root:
-        yield from (Found(one.name, one) for one in _folders(root))
+        yield from (FoundDrafter(one.name, one) for one in _folders(root))
     elif cached_name(place) is None and cached_name(place.parent) is None:
         yield from _inside(place.parent)
 
 
-def _cached() -> Iterator[Found]:
+def _cached() -> Iterator[FoundDrafter]:
     """Yield models of the hub's local cache, at the revision of `main`, or at the only one."""
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         snapshots = {one.name: one for one in folder.glob("snapshots/*")}
@@ -161,9 +161,9 @@ def _cached() -> Iterator[Found]:
         is_whole = path is not folder and (not is_left or _has_weights(path))
         name = cached_name(folder / "snapshots" / "any") or folder.name
         ggufs = _gguf_files(path, path.rglob(f"*{ENDING}"))
-        yield from (Found(f"{name}:{tag_of(stem)}", file) for stem, file in ggufs.items())
+        yield from (FoundDrafter(f"{name}:{tag_of(stem)}", file) for stem, file in ggufs.items())
         if not ggufs or any(path.glob("*.safetensors")):
-            yield Found(name, path, is_whole)
+            yield FoundDrafter(name, path, is_whole)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -174,12 +174,12 @@ def _has_weights(folder: Path) -> bool:
         return True
 
 
-def _inside(folder: Path) -> Iterator[Found]:
+def _inside(folder: Path) -> Iterator[FoundDrafter]:
     """Yield the folder itself, or those in it, and GGUF files in either."""
     checkpoints = [folder] if (folder / "config.json").is_file() else _folders(folder)
     files = [*folder.glob(f"*{ENDING}"), *folder.glob(f"*/*{ENDING}")]
     found = [*checkpoints, *_gguf_files(folder, files).values()]
-    yield from (Found(str(one), one) for one in found)
+    yield from (FoundDrafter(str(one), one) for one in found)
 
 
 def _gguf_files(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
@@ -208,7 +208,7 @@ def _open(name: str, source: str) -> Member:
     return open_member(named, _FIELD, headers_only=True)
 
 
-def _judged(found: Found, target: Member, tokenizer: PreTrainedTokenizerBase) -> Candidate:
+def _judged(found: FoundDrafter, target: Member, tokenizer: PreTrainedTokenizerBase) -> Candidate:
     """Return a model with the result of its checks; any error of reading it becomes its refusal."""
     family = family_of(target.config.name)
     is_sibling = family is not None and found.name in family.hub_ids
@@ -223,7 +223,7 @@ def _judged(found: Found, target: Member, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _compared(
-    one: Candidate, found: Found, target: Member, tokenizer: PreTrainedTokenizerBase
+    one: Candidate, found: FoundDrafter, target: Member, tokenizer: PreTrainedTokenizerBase
 ) -> Candidate:
     """Return `one` with its facts and its refusal; raise any error of reading it."""
     has_index = (found.path / "model.safetensors.index.json").is_file()

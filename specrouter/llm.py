@@ -34,7 +34,7 @@ from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
-from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
+from specrouter.target import OPTIONS, AskedTarget, Given, asked_of, naming
 
 if TYPE_CHECKING:  # errors of the arguments come before PyTorch is imported
     from specrouter.router import ChainRouter
@@ -212,7 +212,7 @@ def _asked(
     draft: str | Sequence[str] | None,
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> Asked:
+) -> AskedTarget:
     """Return the configuration for the arguments of `LLM`. Raises `ConfigError`."""
     unknown = next((name for name in options if name not in _SETTINGS), None)
     if unknown is not None:

@@ -33,7 +33,7 @@ _DRAFT_WITHOUT_MODEL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
+class TargetOption:
     """A setting with a name of its own: `max_model_len` of `LLM`, `--max-model-len`.
 
     `kind` is the type of its value; a `bool` is a flag.
@@ -46,28 +46,28 @@ class Option:
     metavar: str | None = None
 
 
-FRESH_TIMES = Option(
+FRESH_TIMES = TargetOption(
     name="fresh_times",
     setting="engine.fresh_times",
     kind=bool,
     described="time the models anew instead of using times kept from an earlier start",
 )
 OPTIONS = (
-    Option(
+    TargetOption(
         name="max_model_len",
         setting="engine.max_model_len",
         kind=int,
         metavar="N",
         described="tokens of a request, prompt and output",
     ),
-    Option(
+    TargetOption(
         name="max_requests",
         setting="engine.max_requests",
         kind=int,
         metavar="N",
         described="requests that run at the same time",
     ),
-    Option(
+    TargetOption(
         name="generation_defaults",
         setting="engine.generation_defaults",
         kind=str,
@@ -99,7 +99,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTarget:
     """The configuration, and `arguments`: by setting, the argument that set it."""
 
     config: RouterConfig
@@ -118,7 +118,7 @@ class Asked:
                 check_sources(self.config.pool)
 
 
-def asked_of(given: Given) -> Asked:
+def asked_of(given: Given) -> AskedTarget:
     """Return the configuration for the given arguments. Raises `ConfigError`."""
     from specrouter.config import RouterConfig
 
@@ -131,7 +131,7 @@ def asked_of(given: Given) -> Asked:
         names[path] = argument
         _put(settings, path, value, argument)
     with naming(names):
-        return Asked(RouterConfig.load(settings), names)
+        return AskedTarget(RouterConfig.load(settings), names)
 
 
 def _base(given: Given) -> tuple[dict[Any, Any], dict[str, str]]:

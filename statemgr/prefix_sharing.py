@@ -33,7 +33,7 @@ _STRIDE = 2048  # tokens of a prompt between two kept recurrent states
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
+class FoundPrefix:
     """Search result for a text: the tokens of it that are in the cache or in a row.
 
     Attributes:
@@ -112,9 +112,9 @@ class PrefixSharing:
         self._rows: dict[int, _Sharer] = {}
         self._requests = 0
 
-    def cached(self, chain: TokenChain, use: CacheUse) -> Found:
+    def cached(self, chain: TokenChain, use: CacheUse) -> FoundPrefix:
         """Return what is cached of a text without its last token, whose logits are needed."""
-        best, limit = Found(use=use), len(chain.tokens) - 1
+        best, limit = FoundPrefix(use=use), len(chain.tokens) - 1
         if use.salt is None or not use.reads:
             return best
         path = self.cache.walk(chain, limit, use.salt)
@@ -127,11 +127,11 @@ class PrefixSharing:
             value = self._usable(lengths), shared
             parts = max(best.parts, shared)
             if value >= (self._usable(best.lengths), best.shared):
-                best = Found(use=use, lengths=lengths, path=way, shared=shared)
+                best = FoundPrefix(use=use, lengths=lengths, path=way, shared=shared)
             best = replace(best, parts=parts)
         return best
 
-    def find(self, chain: TokenChain, use: CacheUse) -> Found:
+    def find(self, chain: TokenChain, use: CacheUse) -> FoundPrefix:
         """Return what is cached of a text, and what running rows have read or will read of it."""
         best, limit = self.cached(chain, use), len(chain.tokens) - 1
         if use.salt is None or not use.reads:
@@ -153,14 +153,14 @@ class PrefixSharing:
             return best
         return replace(best, leader=leader, expected=expected)
 
-    def held(self, found: Found) -> int:
+    def held(self, found: FoundPrefix) -> int:
         """Count the found blocks that rows have already, so that sharing them takes no memory."""
         whole = max(found.lengths.values(), default=0) // BLOCK_SLOTS
         if found.row is not None:
             return whole
         return int((self._tables.references[_blocks_on(found.path[:whole])] > 1).sum())
 
-    def begin(self, row: int, found: Found) -> None:
+    def begin(self, row: int, found: FoundPrefix) -> None:
         """Start a row with what was found for it."""
         salt, counts = found.use.salt, self.cache.counts
         if salt is None:
@@ -318,7 +318,7 @@ class PrefixSharing:
             lengths[name] = deepest(states, state.covered(blocks, shared))
         return lengths
 
-    def _take_found(self, row: int, found: Found) -> bool:
+    def _take_found(self, row: int, found: FoundPrefix) -> bool:
         if found.row is not None:
             return self._take_row(row, found.row, self._reach(found.row, found.shared))
         if not found.path:
@@ -476,7 +476,7 @@ class PrefixSharing:
     def _reach(self, row: int, most: int) -> dict[str, int]:
         return {name: state.reach(row, most) for name, state in self._states.items()}
 
-    def _want(self, row: int, found: Found) -> None:
+    def _want(self, row: int, found: FoundPrefix) -> None:
         """Choose the numbers of tokens at which recurrent states of the row are kept.
 
         They are before the last token of its prompt, which may be sent again, where texts part, and

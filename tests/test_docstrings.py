@@ -38,3 +38,12 @@ def test_no_name_and_no_text_speaks_of_who_is_told_what() -> None:
         if word.search(line)
     ]
     assert not found, "\n".join(found)
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for file in (file for package in PRODUCT for file in (ROOT / package).rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -30,7 +30,7 @@ from specrouter.config.policies import (
 from specrouter.cycle import Candidates
 from specrouter.http.request_fields import GenerateRequest
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 from test_support.factories import make_tokenizer
 from tests.load_requests import load_request
 from tests.pages import ROOT, fences
@@ -111,7 +111,7 @@ def test_the_pair_with_most_accepted_tokens_for_a_millisecond_is_taken() -> None
     assert choose(better, BEST_PAIR, available=frozenset()).chain == ALONE
     assert choose(better, BEST_PAIR, depth=3, width=2).shape.depth == 3
     assert set(scheduler(BEST_PAIR).drafters) == {"small", "twin", "middle"}
-    unknown = scheduler(BEST_PAIR).choose(snapshot({}), ONE, Models(frozenset({"small"})))
+    unknown = scheduler(BEST_PAIR).choose(snapshot({}), ONE, ModelNames(frozenset({"small"})))
     assert unknown.chain == PAIR
 
 

@@ -35,7 +35,7 @@ _DTYPES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class PackedWeight:
+class StoredPackedWeight:
     """The packed weight of a linear layer.
 
     `shape` is [out, in], of the plain weight; `parts` are the ends of its tensors' names.
@@ -156,7 +156,7 @@ class PackedWeight:
 class PackedBlocks(StoredBlocks):
     """A packed weight that is read in blocks; for `tensor` see `PackedWeight.rows`."""
 
-    weight: PackedWeight
+    weight: StoredPackedWeight
     tensor: Callable[[str], Tensor]
 
     def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
@@ -166,7 +166,7 @@ class PackedBlocks(StoredBlocks):
         return [torch.cat(list(self.weight.rows(self.tensor)))]
 
 
-def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
+def packed_weights(header: Header, packing: Packing) -> dict[str, StoredPackedWeight]:
     """Return the packed weights by the names of the plain ones.
 
     `header`: header of all files together. Raises `ConfigError`, with the tensor's name, for one
@@ -178,7 +178,7 @@ def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
     layers |= {
         name.rpartition(".")[0] for name, one in header.items() if one["dtype"].startswith("F8")
     }
-    found = dict[str, PackedWeight]()
+    found = dict[str, StoredPackedWeight]()
     for layer in sorted(layers):
         there = [part for part in (*packing.parts, *_OPTIONAL) if f"{layer}.{part}" in header]
         if not there:
@@ -188,13 +188,13 @@ def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
                 raise ConfigError("", f"has {layer}.{there[0]}, and no {layer}.{part}")
         parts = tuple(dict.fromkeys(there))
         entries = {part: header[f"{layer}.{part}"] for part in parts}
-        found[f"{layer}.weight"] = PackedWeight(
+        found[f"{layer}.weight"] = StoredPackedWeight(
             layer, _checked(layer, entries, packing), packing, parts
         )
     return found
 
 
-def plain_header(header: Header, packed: Mapping[str, PackedWeight]) -> Header:
+def plain_header(header: Header, packed: Mapping[str, StoredPackedWeight]) -> Header:
     """Return the header with plain weights in place of packed ones.
 
     Raises `ConfigError` for another tensor whose dtype is not supported.

@@ -10,7 +10,7 @@ from modelpool.fast.model_shape import Operator
 from modelpool.fast.quantised import QuantisedLinear
 
 
-class Plain:
+class PlainLinear:
     """A linear layer as one matrix product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -76,9 +76,9 @@ class After:
         residual.add_(self(x.to(residual.dtype)))  # nothing is rounded in between
 
 
-Linear = Plain | Packed | Quantised | After
+Linear = PlainLinear | Packed | Quantised | After
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a layer in the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
-    return Packed(weight, bias) if gains(weight) else Plain(weight, bias)
+    return Packed(weight, bias) if gains(weight) else PlainLinear(weight, bias)

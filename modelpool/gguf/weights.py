@@ -34,7 +34,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainCheckpoint:
     """A checkpoint of safetensors, with facts about the file's weights.
 
     `in_int8`: layers that need at least int8. `blocks`: weights that the file has in blocks, by
@@ -148,21 +148,21 @@ _OF_PARTS: Mapping[str, Callable[..., Tensor]] = {
 
 
 @contextmanager
-def plain_checkpoint(folder: Path, dtype: str) -> Iterator[Plain]:
+def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
     """Yield a checkpoint of what `folder` describes; `folder` itself if it has weights.
 
     `dtype`: the one asked for; in half precision, quantised weights are bfloat16. Raises `OSError`,
     `ValueError`, `ConfigError`.
     """
     if not (folder / NAME).is_file():
-        yield Plain(folder)
+        yield PlainCheckpoint(folder)
         return
     weights = GgufWeights.of(folder, dtype)
     planned = {name: (weights.dtype(name), one.shape) for name, one in weights.placed.items()}
     with temporary_folder(folder.parent) as out:
         shutil.copy(folder / "config.json", out)
         write_weights(out, planned, weights.rows)
-        yield Plain(out, weights.in_int8, weights.blocks)
+        yield PlainCheckpoint(out, weights.in_int8, weights.blocks)
 
 
 def _rows(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[Tensor]:

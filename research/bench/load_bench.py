@@ -20,11 +20,11 @@ from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.load import WallClock
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import (
-    Answer,
     Clock,
     LoadRequest,
-    Outcome,
-    Service,
+    ReplayAnswer,
+    ReplayOutcome,
+    ReplayService,
     Watch,
     figures,
     replay,
@@ -40,7 +40,7 @@ _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
 
 
-class UnderPolicies(Service, Protocol):
+class UnderPolicies(ReplayService, Protocol):
     def use(self, policy: str) -> None: ...
 
 
@@ -135,22 +135,22 @@ class LoadBench:
             found.append((len(request.token_ids), median(took_ms)))
         return tuple(found)
 
-    def _answered_alone(self, request: LoadRequest, new_tokens: int) -> Answer:
+    def _answered_alone(self, request: LoadRequest, new_tokens: int) -> ReplayAnswer:
         """By the target only, while nothing else runs."""
         alone = replace(_at_once(request), new_tokens=new_tokens, speculation="off")
         return self._replay([alone])[0].answer
 
-    def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
+    def _run_point(self, point: Point) -> dict[str, list[list[ReplayOutcome]]]:
         """Outcomes by policy, a list for each round."""
         names = self._options.policies
-        found: dict[str, list[list[Outcome]]] = {name: [] for name in names}
+        found: dict[str, list[list[ReplayOutcome]]] = {name: [] for name in names}
         for number in range(self._options.rounds):
             start = number % len(names)
             for name in (*names[start:], *names[:start]):
                 found[name].append(self.run_policy(name, point, number))
         return found
 
-    def run_policy(self, name: str, point: Point, number: int) -> list[Outcome]:
+    def run_policy(self, name: str, point: Point, number: int) -> list[ReplayOutcome]:
         """Of the requests of round `number`."""
         label = f"{describe(point.to_json())}, round {number + 1}: {name}"
         self._progress.show(label)
@@ -183,7 +183,7 @@ class LoadBench:
 
     def _replay(
         self, requests: Sequence[LoadRequest], watch: Watch = lambda *_: None
-    ) -> list[Outcome]:
+    ) -> list[ReplayOutcome]:
         """As a tenant of its own: the same requests have been answered before."""
         tenant = secrets.token_hex(8)
         own = [replace(one, tenant=tenant) for one in requests]
@@ -196,7 +196,7 @@ def _at_once(request: LoadRequest) -> LoadRequest:
 
 
 def point_result(
-    point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]
+    point: Point, outcomes: Mapping[str, Sequence[Sequence[ReplayOutcome]]]
 ) -> dict[str, Any]:
     """See `over_rounds`."""
     by_round = [

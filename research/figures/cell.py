@@ -21,7 +21,7 @@ from research.sim.machine import MACHINES, Machine, load_machine
 from research.sim.replicas import Replicas
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
-from specrouter.bench.replay import LoadRequest, Outcome, figures, replay
+from specrouter.bench.replay import LoadRequest, ReplayOutcome, figures, replay
 from specrouter.config import TreesConfig
 
 _OVERLOAD = 4.0  # times the capacity
@@ -133,7 +133,7 @@ def capacity(attained: Callable[[float], float], begin: float, wanted: float) ->
     return low
 
 
-def outcomes_of(cell: Cell, rate: float) -> list[Outcome]:
+def outcomes_of(cell: Cell, rate: float) -> list[ReplayOutcome]:
     machine = machine_of(cell.machine)
     requests = _requests(cell, machine, rate)
     if cell.routing is not None:
@@ -153,7 +153,7 @@ def _service(cell: Cell, machine: Machine) -> Callable[[], SimulatedService]:
 
 def _clustered(
     cell: Cell, requests: Sequence[LoadRequest]
-) -> tuple[SimulatedCluster, list[Outcome]]:
+) -> tuple[SimulatedCluster, list[ReplayOutcome]]:
     assert cell.routing is not None, "it is a cluster"
     machine = machine_of(cell.machine)
 
@@ -209,13 +209,13 @@ def _batch_tokens(cell: Cell, machine: Machine) -> int | None:
     return max(1, machine.batch_times.tokens_within(SCENARIOS[cell.workload].tightest_tpot_ms))
 
 
-def _attainment(outcomes: Sequence[Outcome]) -> float:
+def _attainment(outcomes: Sequence[ReplayOutcome]) -> float:
     """Of all that arrive and can be judged."""
     judged = [one.is_attained for one in outcomes if one.is_attained is not None]
     return sum(judged) / len(judged)
 
 
-def in_system(outcomes: Sequence[Outcome], points: int = 40) -> dict[str, list[float]]:
+def in_system(outcomes: Sequence[ReplayOutcome], points: int = 40) -> dict[str, list[float]]:
     """Requests that have come and not ended, at equal steps of time: those that attained their
     objectives, and the others."""
     end_s = max(one.end_s for one in outcomes)

@@ -13,7 +13,7 @@ from research.sim.cluster.pair import SimulatedPair
 from research.sim.cluster.refusals import told_and_true
 from research.sim.cluster.replica import SimulatedReplica
 from research.sim.service import SimulatedService
-from specrouter.bench.replay import Outcome, figures
+from specrouter.bench.replay import ReplayOutcome, figures
 from specrouter.config import RoutingConfig
 
 _REFUSALS = ("refused", "no replica is ready")  # 503
@@ -74,7 +74,7 @@ class ClusterKind:
 WHOLE = ClusterKind()
 
 
-def routing_of(cluster: SimulatedCluster, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def routing_of(cluster: SimulatedCluster, outcomes: Sequence[ReplayOutcome]) -> dict[str, Any]:
     """How evenly requests were spread, and what became of them.
 
     `crowding`: of the requests of half a second, the largest share that went to one replica, over
@@ -104,7 +104,7 @@ def _crowding(cluster: SimulatedCluster, window_s: float = 0.5) -> float:
 
 
 def overload_of(
-    usual: Sequence[Outcome], outcomes: Sequence[Outcome], cluster: SimulatedCluster
+    usual: Sequence[ReplayOutcome], outcomes: Sequence[ReplayOutcome], cluster: SimulatedCluster
 ) -> dict[str, Any]:
     """Under overload, beside the same requests at a usual rate.
 
@@ -123,6 +123,6 @@ def overload_of(
     }
 
 
-def _goodput(outcomes: Sequence[Outcome]) -> float:
+def _goodput(outcomes: Sequence[ReplayOutcome]) -> float:
     span_s = outcomes[-1].sent_s - outcomes[0].sent_s
     return sum(one.is_attained is True for one in outcomes) / span_s

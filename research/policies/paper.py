@@ -12,14 +12,14 @@ from specrouter.profile.acceptance import UNTRIED_ALPHA, similarity_to_acceptanc
 from specrouter.profile.cycle_times import curve_of
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.chain_policy import Candidates, ChainPolicy, Situation
+from specrouter.routing.chain_policy import CandidateChains, ChainPolicy, Situation
 from specrouter.view import ChainDecision
 
 
 class Paper(ChainPolicy):
     learns = decides_every_cycle = True
 
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+    def choose(self, pool: CandidateChains, now: Situation) -> ChainDecision:
         shape = self.shape(now.limits)
         predicted = {
             chain: predict_paper(chain, now.snapshot, shape.depth)

@@ -16,7 +16,7 @@ from specrouter.profile.cycle_times import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import ChainDecision
 
@@ -74,7 +74,7 @@ class Decider:
             sampled=question["sampled"],
             others=question["others"],
         )
-        models = Models(frozenset(question["available"]), frozenset(question["held"]))
+        models = ModelNames(frozenset(question["available"]), frozenset(question["held"]))
         scheduler = self._schedulers[question["who"]]
         decision = scheduler.choose(view, workload, models, current, tuple(question["asked"][:2]))
         return Answer(route_of_decision(decision), decision.reason, decision)

@@ -12,7 +12,7 @@ from research.sim.text import SimulatedTexts, gain_over_law, learned
 from specrouter.profile.acceptance import TreeAcceptance
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import (
-    Outcome,
+    ChainOutcome,
     OutcomeKey,
     PerformanceSnapshot,
     TreeKey,
@@ -58,14 +58,16 @@ def learned_times(machine: Machine) -> PerformanceProfiler:
 def true_snapshot(machine: Machine, texts: SimulatedTexts) -> PerformanceSnapshot:
     """What a profiler would know in the long run."""
     trees: dict[TreeKey, TreeAcceptance] = {}
-    outcomes: dict[OutcomeKey, Outcome] = {}
+    outcomes: dict[OutcomeKey, ChainOutcome] = {}
     loads = {load_of(count) for count in range(1, machine.max_requests + 1)}
     for proposer, verifier in itertools.combinations(machine.names, 2):
         text = texts.of(proposer, verifier)
         for mode in _MODES:
             trees[(proposer,), verifier, mode] = learned(text)
             for load in loads if verifier == machine.target else ():
-                outcomes[(proposer, verifier), load, mode] = Outcome(tokens=gain_over_law(text))
+                outcomes[(proposer, verifier), load, mode] = ChainOutcome(
+                    tokens=gain_over_law(text)
+                )
     return PerformanceSnapshot(
         times=machine.times,
         parameters=machine.parameters,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specrouter.bench.replay import Answer, LoadRequest
+from specrouter.bench.replay import LoadRequest, ReplayAnswer
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective, with_implied_ttft
@@ -153,13 +153,13 @@ class SimulatedRequest(RunningRequest):
         judged = self.request.judges_runs and self.commits
         return (now_s - self._run_s) * 1000 if judged else None
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReplayAnswer:
         error = self.refusal or ("cancelled" if self.is_cancelled else None)
         found = self._metrics("length")
         if found.ttft_ms is None:
-            return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=error)
+            return ReplayAnswer(ttft_ms=None, tpot_ms=None, tokens=0, error=error)
         worst_ms = max(found.tpot_ms_every_10, default=None)
-        return Answer(
+        return ReplayAnswer(
             ttft_ms=found.ttft_ms,
             tpot_ms=found.tpot_ms,
             tokens=self.tokens,

@@ -39,7 +39,7 @@ from research.sim.tape import (
 )
 from research.simulate import simulated_machine
 from research.studies.fidelity import LoggedService, Round, load_options, load_parser
-from specrouter.bench.replay import LoadRequest, Outcome, Pending, figures, replay
+from specrouter.bench.replay import LoadRequest, Pending, ReplayOutcome, figures, replay
 from specrouter.config import RouterConfig, TreesConfig
 from specrouter.progress import Progress
 from specrouter.router import ChainRouter
@@ -116,7 +116,7 @@ class _Again:
     """A live run's requests, in simulated time."""
 
     policy: str
-    live: Sequence[Outcome]
+    live: Sequence[ReplayOutcome]
     machine: Machine
     trees: TreesConfig
     conditions: Conditions
@@ -152,7 +152,7 @@ class _Again:
 
     def _replayed(
         self, service: SimulatedService, parts: Sequence[str], draw: int
-    ) -> list[Outcome]:
+    ) -> list[ReplayOutcome]:
         requests = [
             replace(
                 one.request,

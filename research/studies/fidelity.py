@@ -33,7 +33,7 @@ from research.sim.service import SimulatedService
 from research.sim.text import LEAST, MOST
 from research.simulate import simulated_machine
 from specrouter.bench.conditions import request_limit
-from specrouter.bench.replay import LoadRequest, Outcome, Pending, figures
+from specrouter.bench.replay import LoadRequest, Pending, ReplayOutcome, figures
 from specrouter.config import RouterConfig
 from specrouter.profile.acceptance import blended_alpha
 from specrouter.progress import Progress
@@ -89,7 +89,7 @@ class Kept:
     ended: int
 
 
-def kept(promised: Sequence[bool], outcomes: Sequence[Outcome]) -> Kept:
+def kept(promised: Sequence[bool], outcomes: Sequence[ReplayOutcome]) -> Kept:
     """`promised`: as `LoggedService.promised` has it."""
     theirs = list(compress(outcomes, promised))
     return Kept(
@@ -100,7 +100,7 @@ def kept(promised: Sequence[bool], outcomes: Sequence[Outcome]) -> Kept:
     )
 
 
-def overrun(outcome: Outcome) -> float:
+def overrun(outcome: ReplayOutcome) -> float:
     """The worst of what was taken over what was asked."""
     asked, answer = outcome.request, outcome.answer
     pairs = ((answer.ttft_ms, asked.ttft_ms), (answer.tpot_ms, asked.objective_ms))
@@ -179,7 +179,9 @@ class Round:
         rows = {"live": figures(live), "simulated": figures(simulated)}
         return {each: _short(row) for each, row in rows.items()} | {"promised": promises}
 
-    def _simulated(self, name: str, point: Point, machine: Machine, alpha: float) -> list[Outcome]:
+    def _simulated(
+        self, name: str, point: Point, machine: Machine, alpha: float
+    ) -> list[ReplayOutcome]:
         service = SimulatedService(
             machine=machine, acceptance=alpha, trees=self._router.config.trees
         )

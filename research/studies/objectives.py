@@ -30,7 +30,7 @@ from research.bench import traces
 from research.figures.cell import machine_of
 from research.sim.adaserve_load import requests_of
 from research.sim.service import SimulatedService
-from specrouter.bench.replay import Outcome, replay
+from specrouter.bench.replay import ReplayOutcome, replay
 from specrouter.config import TreesConfig
 
 MACHINES = ("adaserve-llama70b", "adaserve-qwen32b")
@@ -118,7 +118,7 @@ def measure(asked: tuple[Run, Path]) -> dict[str, Any]:
     return asdict(run) | told(replay(requests, service, service))
 
 
-def told(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def told(outcomes: Sequence[ReplayOutcome]) -> dict[str, Any]:
     missed = [one.is_attained is False for one in outcomes]
     first_ms = [np.inf if one.answer.ttft_ms is None else one.answer.ttft_ms for one in outcomes]
     left = [a or b > SILENCE_MS for a, b in zip(missed, first_ms, strict=True)]

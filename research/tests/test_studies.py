@@ -7,12 +7,12 @@ from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.packed_model import PackedModel
 from research.studies.fidelity import Kept, kept, overrun, table
 from research.studies.token_profile import PartTimes, watched
-from specrouter.bench.replay import Answer, Outcome
+from specrouter.bench.replay import ReplayAnswer, ReplayOutcome
 from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, make_model
 from tests.load_requests import load_request
 
 
-def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:
+def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> ReplayOutcome:
     """Asked for 100 ms and 20 ms."""
     asked = load_request(
         category="any",
@@ -22,7 +22,9 @@ def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcom
         objective_ms=20.0,
         ttft_ms=100.0,
     )
-    return Outcome(asked, 0.0, Answer(ttft_ms=ttft_ms, tpot_ms=tpot_ms, tokens=8, error=error))
+    return ReplayOutcome(
+        asked, 0.0, ReplayAnswer(ttft_ms=ttft_ms, tpot_ms=tpot_ms, tokens=8, error=error)
+    )
 
 
 def test_only_what_was_promised_is_held_to_it() -> None:

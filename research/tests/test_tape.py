@@ -22,7 +22,7 @@ from research.sim.tape import (
     fitted_acceptance,
     recording,
 )
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import LoadRequest, ReplayOutcome, replay
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
 from tests.load_requests import load_request
@@ -48,7 +48,7 @@ def _taped(
     machine: Machine,
     acceptance: float,
     executor: Callable[..., SimulatedExecutor] = SimulatedExecutor,
-) -> tuple[list[TapedCycle], list[Outcome]]:
+) -> tuple[list[TapedCycle], list[ReplayOutcome]]:
     service = SimulatedService(
         machine=machine, acceptance=acceptance, trees=TreesConfig(), executor=executor
     )
@@ -64,7 +64,7 @@ def _taped(
 
 def _replayed(
     machine: Machine, acceptance: float, conditions: Conditions, parts: Collection[str]
-) -> tuple[list[TapedCycle], list[Outcome]]:
+) -> tuple[list[TapedCycle], list[ReplayOutcome]]:
     executor = partial(ReplayingExecutor, conditions=conditions, parts=parts, seed_period=_SEEDS)
     return _taped(machine, acceptance, executor)
 
@@ -74,7 +74,7 @@ def machine() -> Machine:
     return machine_of("adaserve-llama70b")
 
 
-def _ends_s(outcomes: list[Outcome]) -> list[float]:
+def _ends_s(outcomes: list[ReplayOutcome]) -> list[float]:
     return [one.end_s for one in outcomes]
 
 

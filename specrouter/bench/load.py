@@ -27,7 +27,14 @@ from specrouter.bench.conditions import (
     request_limit,
 )
 from specrouter.bench.prompts import Texts, Tokenize, load_prompts
-from specrouter.bench.replay import LoadRequest, Outcome, Service, figures, medians, replay
+from specrouter.bench.replay import (
+    LoadRequest,
+    ReplayOutcome,
+    ReplayService,
+    figures,
+    medians,
+    replay,
+)
 from specrouter.bench.services import OwnService, ServerService
 from specrouter.config import RouterConfig
 from specrouter.http_client import API_KEY_VARIABLE, check_url, read_api_key
@@ -131,7 +138,7 @@ def load_requests(
 
 
 def _measure(
-    service: Service,
+    service: ReplayService,
     requests: Sequence[LoadRequest],
     options: argparse.Namespace,
     progress: Progress,
@@ -157,7 +164,7 @@ def _measure(
     return {way: medians(rounds) for way, rounds in found.items()}
 
 
-def _run(service: Service, requests: Sequence[LoadRequest], way: str) -> list[Outcome]:
+def _run(service: ReplayService, requests: Sequence[LoadRequest], way: str) -> list[ReplayOutcome]:
     """Replay the requests as a new tenant, because the same ones were answered before."""
     tenant = secrets.token_hex(8)
     speculation: Literal["off"] | None = "off" if way == "off" else None

@@ -1,7 +1,7 @@
 """Open-loop replay: requests are sent at their times, independent of the state of the service.
 
 Contract: every request has an outcome; one that is refused, fails or does not end has an error in
-it. The clock is an argument. A `Service` answers: a router here, or a server elsewhere.
+it. The clock is an argument. A `ReplayService` answers: a router here, or a server elsewhere.
 
 The figures of outcomes are attainment, goodput and latencies, in total and by category. An error
 counts as a violation of the request's objective. Goodput is the tokens of requests that attained
@@ -61,7 +61,7 @@ class LoadRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ReplayAnswer:
     """The result of a request, on the clock of its service.
 
     Attributes:
@@ -90,12 +90,12 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayOutcome:
     """A request, the time it was sent (from the replay's start), and its answer."""
 
     request: LoadRequest
     sent_s: float
-    answer: Answer
+    answer: ReplayAnswer
 
     @property
     def end_s(self) -> float:
@@ -136,11 +136,11 @@ class Pending(Protocol):
 
     def cancel(self) -> None: ...
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReplayAnswer:
         """Wait for the end and return the answer; never raise."""
 
 
-class Service(Protocol):
+class ReplayService(Protocol):
     def send(self, request: LoadRequest) -> Pending:
         """Send without waiting and never raise: a refusal is an answer."""
 
@@ -156,11 +156,11 @@ Watch = Callable[[float, int, int], None]  # elapsed seconds, requests sent, req
 
 def replay(
     requests: Sequence[LoadRequest],
-    service: Service,
+    service: ReplayService,
     clock: Clock,
     watch: Watch = lambda elapsed_s, sent, running: None,
     drain_s: float = _DRAIN_S,
-) -> list[Outcome]:
+) -> list[ReplayOutcome]:
     """Replay the requests, and return their outcomes in the same order when all have ended.
 
     Args:
@@ -192,10 +192,10 @@ def replay(
         clock.sleep_s(_TICK_S)
     for pending in running:
         pending.cancel()
-    return [Outcome(request, sent_s, pending.answer()) for request, sent_s, pending in sent]
+    return [ReplayOutcome(request, sent_s, pending.answer()) for request, sent_s, pending in sent]
 
 
-def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def figures(outcomes: Sequence[ReplayOutcome]) -> dict[str, Any]:
     """Return the figures of one run as JSON has them, also `by_category`; needs an outcome."""
     duration_s = max(o.end_s for o in outcomes) - min(o.sent_s for o in outcomes)
     categories = sorted({o.request.category for o in outcomes})
@@ -220,7 +220,7 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _of_group(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
+def _of_group(outcomes: Sequence[ReplayOutcome], duration_s: float) -> dict[str, Any]:
     judged = [o for o in outcomes if o.is_attained is not None]
     attained = [o for o in judged if o.is_attained]
     return {

@@ -13,7 +13,7 @@ from typing import Any
 
 from modelpool.errors import ConfigError
 from specrouter.bench.contenders import MeasurementError
-from specrouter.bench.replay import Answer, LoadRequest, Pending
+from specrouter.bench.replay import LoadRequest, Pending, ReplayAnswer
 from specrouter.http_client import FAILURES, Server, events
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
@@ -65,15 +65,15 @@ class _OwnPending:
         if self.handle is not None:
             self.handle.cancel()
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReplayAnswer:
         if self.handle is None:
-            return Answer(error=self.refusal)
+            return ReplayAnswer(error=self.refusal)
         try:
             output = self.handle.result(_END_S)
         except TimeoutError as error:
-            return Answer(error=str(error))
+            return ReplayAnswer(error=str(error))
         metrics, reason = output.metrics, output.finish_reason
-        return Answer(
+        return ReplayAnswer(
             ttft_ms=metrics.ttft_ms,
             tpot_ms=metrics.tpot_ms,
             tokens=metrics.output_tokens,
@@ -144,7 +144,7 @@ class _ServerPending:
 
     def __init__(self, send: Callable[[], Any]) -> None:
         self._send = send
-        self._answer: Answer | None = None
+        self._answer: ReplayAnswer | None = None
         self._is_cancelled = False
         self._started_s = time.perf_counter()  # before the thread's start, which may be delayed
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -158,9 +158,9 @@ class _ServerPending:
         """Close the connection at the next event, which the server notices."""
         self._is_cancelled = True
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReplayAnswer:
         self._thread.join(_END_S)
-        return self._answer or Answer(error="the server does not end its answer")
+        return self._answer or ReplayAnswer(error="the server does not end its answer")
 
     def _run(self) -> None:
         """Read the answer, with times measured at the client."""
@@ -188,7 +188,7 @@ class _ServerPending:
             failure = repr(error)
             raise
         finally:
-            self._answer = Answer(
+            self._answer = ReplayAnswer(
                 ttft_ms=(first_s - self._started_s) * 1000 if tokens else None,
                 tpot_ms=(last_s - first_s) * 1000 / (tokens - 1) if tokens > 1 else None,
                 tokens=tokens,

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from specrouter.cli.arguments import default_config
 from specrouter.scenarios import scenario_names
-from specrouter.target import DEFAULT, FRESH_TIMES, OPTIONS, Asked, Given, Option, asked_of
+from specrouter.target import (
+    DEFAULT,
+    FRESH_TIMES,
+    OPTIONS,
+    AskedTarget,
+    Given,
+    TargetOption,
+    asked_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +57,7 @@ def add_fresh_times(parser: argparse.ArgumentParser) -> None:
     _add(parser, FRESH_TIMES)
 
 
-def read_asked(arguments: argparse.Namespace, default: str = DEFAULT) -> Asked:
+def read_asked(arguments: argparse.Namespace, default: str = DEFAULT) -> AskedTarget:
     """Return the configuration for the arguments; `default` as in `add_target`.
 
     Raises `ConfigError`.
@@ -67,7 +75,7 @@ def read_asked(arguments: argparse.Namespace, default: str = DEFAULT) -> Asked:
     return asked_of(given)
 
 
-def _add(parser: argparse.ArgumentParser, option: Option) -> None:
+def _add(parser: argparse.ArgumentParser, option: TargetOption) -> None:
     flag, described = _flag(option.name), option.described
     if option.kind is bool:
         parser.add_argument(flag, action="store_true", default=None, help=described)

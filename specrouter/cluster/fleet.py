@@ -43,7 +43,7 @@ class Moved(Exception):
 
 
 @dataclass(eq=False)
-class InFlight:
+class RequestInFlight:
     """An attempt at a replica, since `began_s`.
 
     Attributes:
@@ -70,7 +70,7 @@ class InFlight:
 
 
 @dataclass(eq=False, kw_only=True)
-class Member(KnownReplica):
+class FleetMember(KnownReplica):
     """A replica of the fleet.
 
     Attributes:
@@ -83,7 +83,7 @@ class Member(KnownReplica):
     link: ReplicaLink
     report: ReplicaReport | None = None
     past: ReplicaReport | None = None
-    in_flight: set[InFlight] = field(default_factory=set)
+    in_flight: set[RequestInFlight] = field(default_factory=set)
     attempts: int = 0
     declined: int = 0
     moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
@@ -108,11 +108,11 @@ class Member(KnownReplica):
             one.evict(cause, reason)
 
 
-class Fleet(Roster[Member]):
+class Fleet(Roster[FleetMember]):
     """The replicas at the other ends of `links`, at least one."""
 
     def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
-        super().__init__(Member(name=link.name, link=link) for link in links)
+        super().__init__(FleetMember(name=link.name, link=link) for link in links)
         self._config = config
         self.fingerprint: str | None = None  # the common one, once all have reported
         self._changed = asyncio.Event()
@@ -192,7 +192,7 @@ class Fleet(Roster[Member]):
     @asynccontextmanager
     async def attempt(
         self, name: str, prompt_tokens: int, expected: Expected, left_s: float | None
-    ) -> AsyncIterator[InFlight]:
+    ) -> AsyncIterator[RequestInFlight]:
         """Run an attempt at a replica within the `with` block, and learn from its times.
 
         Raises `Moved` as soon as it has to leave the replica, `TimeoutError` after `left_s`.
@@ -201,7 +201,7 @@ class Fleet(Roster[Member]):
         member.attempts += 1
         try:
             async with asyncio.timeout(left_s) as scope:
-                attempt = InFlight(scope, time.monotonic())
+                attempt = RequestInFlight(scope, time.monotonic())
                 member.in_flight.add(attempt)
                 member.uncounted[attempt] = prompt_tokens
                 try:
@@ -238,7 +238,7 @@ class Fleet(Roster[Member]):
             self._set(own, "lost", why)
         await self.until(lambda: own.standing == "ready", timeout_s)
 
-    async def _listen(self, member: Member) -> None:
+    async def _listen(self, member: FleetMember) -> None:
         while True:
             why = "its feed has ended"
             try:
@@ -254,7 +254,7 @@ class Fleet(Roster[Member]):
                 member.evict("lost", f"{member.name} is lost: {why}")
             await asyncio.sleep(_AGAIN_S)
 
-    def _hear(self, member: Member, news: Feed) -> None:
+    def _hear(self, member: FleetMember, news: Feed) -> None:
         now_s = time.monotonic()
         member.note_state(news.state, now_s)
         if news.report is not None:
@@ -290,7 +290,7 @@ class Fleet(Roster[Member]):
                     self._set(member, "silent", f"no news for {limit_s:g} s")
                     member.evict("silence", f"{member.name} is silent for {limit_s:g} s")
 
-    def _set(self, member: Member, standing: Standing, why: str) -> None:
+    def _set(self, member: FleetMember, standing: Standing, why: str) -> None:
         if member.standing != standing:
             level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
             logger.log(level, "replica %s is %s%s", member.name, standing, why and f": {why}")

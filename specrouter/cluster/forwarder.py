@@ -16,11 +16,11 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
-from specrouter.cluster.fleet import Fleet, InFlight, Member, Moved
+from specrouter.cluster.fleet import Fleet, FleetMember, Moved, RequestInFlight
 from specrouter.cluster.instruments import ClusterAccounts
 from specrouter.cluster.link import Attempt, ReplicaLink, Reply
 from specrouter.cluster.pairs import Halves, reading
-from specrouter.cluster.resume import Progress
+from specrouter.cluster.resume import StreamProgress
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
 from specrouter.logs import REQUEST_ID
@@ -58,7 +58,7 @@ class RequestForwarder:
     def __init__(
         self,
         context: ForwardingContext,
-        progress: Progress,
+        progress: StreamProgress,
         listener: Callable[[Delta], None],
     ) -> None:
         self._context = context
@@ -218,7 +218,7 @@ class RequestForwarder:
             self._end("timeout", None)
             return "done"
 
-    async def _listen(self, name: str, attempt: Attempt, in_flight: InFlight) -> Outcome:
+    async def _listen(self, name: str, attempt: Attempt, in_flight: RequestInFlight) -> Outcome:
         """Process the replies of an attempt. Raises `Moved` if the request must move."""
         member = self._context.fleet.members[name]
         async with aclosing(_replies(member.link, attempt)) as replies:
@@ -229,7 +229,7 @@ class RequestForwarder:
         raise Moved("error", f"{name} ended the stream early")
 
     def _heard(
-        self, reply: Reply, member: Member, in_flight: InFlight, may_decline: bool
+        self, reply: Reply, member: FleetMember, in_flight: RequestInFlight, may_decline: bool
     ) -> Outcome | None:
         """Process one reply; return None if more will come. Raises `Moved`."""
         name = member.name

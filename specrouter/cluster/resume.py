@@ -23,7 +23,7 @@ from specrouter.request.running import RunningRequest, last_delta
 from specrouter.request.spec import RequestSpec
 
 
-class Progress:
+class StreamProgress:
     """The tokens and metrics that a sample has received so far.
 
     Args:

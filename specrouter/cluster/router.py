@@ -27,7 +27,7 @@ from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.link import ReplicaHost
-from specrouter.cluster.resume import Progress
+from specrouter.cluster.resume import StreamProgress
 from specrouter.config import RouterConfig
 from specrouter.engine.input_validation import InputValidation
 from specrouter.engine.request import Request
@@ -117,7 +117,7 @@ class ClusterRouter:
     def _send(
         self, asked: Request, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
-        job = RequestForwarder(self._context, Progress(asked, spec), listener)
+        job = RequestForwarder(self._context, StreamProgress(asked, spec), listener)
         running = self._loop.start(job.run())
         self._jobs[running] = job
         running.add_done_callback(lambda done: self._jobs.pop(done, None))

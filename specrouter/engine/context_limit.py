@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from specrouter.request.params import RequestError
 
 
-class Limits(Protocol):
+class ContextLimits(Protocol):
     """Limits and speed that requests are checked against, of one engine or of all replicas."""
 
     @property
@@ -44,7 +44,7 @@ class ContextLimit:
         self,
         tokenizer: PreTrainedTokenizerBase,
         kv_tokens: int | None,
-        engine: Callable[[], Limits],
+        engine: Callable[[], ContextLimits],
         field: str = "engine.kv_budget_tokens",
     ) -> None:
         self._tokenizer = tokenizer

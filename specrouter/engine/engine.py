@@ -39,7 +39,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 from specrouter.view import SCHEDULED, ChainDecision
 from statemgr import StateManager
 
@@ -230,7 +230,7 @@ class Engine:
     def _choice(self, workload: Workload, snapshot: PerformanceSnapshot) -> ChainDecision:
         available = self._quarantine.available(self._pool.names, self.steps.cycle)
         scheduler = self.policies.current.planner.scheduler
-        return scheduler.choose(snapshot, workload, Models(available))
+        return scheduler.choose(snapshot, workload, ModelNames(available))
 
     def check_integrity(self) -> None:
         self._manager.check_integrity()

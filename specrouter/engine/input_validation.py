@@ -19,7 +19,7 @@ from typing import Any
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_class
-from specrouter.engine.context_limit import ContextLimit, Limits
+from specrouter.engine.context_limit import ContextLimit, ContextLimits
 from specrouter.engine.request import PromptLike, Request
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import (
@@ -51,7 +51,7 @@ _PROMPT_FIELDS = ("prompt", "input_ids")
 
 
 def _context_limit(
-    config: EngineConfig, pool: ModelPool, engine: Callable[[], Limits]
+    config: EngineConfig, pool: ModelPool, engine: Callable[[], ContextLimits]
 ) -> ContextLimit:
     if config.kv_memory is None:
         return ContextLimit(pool.tokenizer, config.kv_budget_tokens, engine)
@@ -66,7 +66,9 @@ class InputValidation:
     no token, and for a checkpoint's sampling parameters that no request may have.
     """
 
-    def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
+    def __init__(
+        self, config: RouterConfig, pool: ModelPool, engine: Callable[[], ContextLimits]
+    ) -> None:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
         self.context = _context_limit(config.engine, pool, engine)
         self.sampling_defaults: Mapping[str, Any] = _generation_defaults(config, pool)

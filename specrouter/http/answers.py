@@ -14,24 +14,24 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
 
-class Described(BaseModel):
+class AnswerModel(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class Loose(Described):
+class Loose(AnswerModel):
     """Object with further fields for what the request asks for."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class FeasibleObjective(Described):
+class FeasibleObjective(AnswerModel):
     ttft_ms: float | None
     """Time to the first token in milliseconds, or null if unknown."""
     tpot_ms: float | None
     """Mean time of an output token after the first in milliseconds, or null if unknown."""
 
 
-class ErrorDetails(Described):
+class ErrorDetails(AnswerModel):
     message: str
     """Explanation of the error."""
     type: str
@@ -44,7 +44,7 @@ class ErrorDetails(Described):
     """Earliest objective that could have been attained; only with `slo_unattainable`."""
 
 
-class ErrorAnswer(Described):
+class ErrorAnswer(AnswerModel):
     error: ErrorDetails
     """The error."""
 

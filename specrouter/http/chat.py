@@ -20,9 +20,9 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from specrouter.http.openai_answer import (
+    AnsweredPrompt,
     OpenAIAnswer,
     OpenAIObject,
-    Prompt,
     ending,
     finite,
     output_of,
@@ -30,7 +30,7 @@ from specrouter.http.openai_answer import (
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import generation
 from specrouter.http.reasoning.answer_reader import AnswerReader, CallNews
-from specrouter.http.service import Asked, Service
+from specrouter.http.service import Service, Submission
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.call_reader import CallReader
@@ -60,7 +60,7 @@ def add_chat(app: FastAPI, service: Service) -> None:
         return await service.respond(request, _BODY, partial(_asked, service))
 
 
-def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
+def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Submission:
     """Return the requests and the answer of a body, or raise `RequestError`."""
     service.check_choices(1, body.samples)
     service.check_room()
@@ -79,9 +79,9 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
         shown_special_token_ids=None if reader is None else service.special_tag_ids,
     )
     answer = ChatAnswer(
-        body, service.envelope(request, "chatcmpl"), Prompt(ids), service.texts, reader
+        body, service.envelope(request, "chatcmpl"), AnsweredPrompt(ids), service.texts, reader
     )
-    return Asked(service.requests(request, body, params, [ids], [True]), answer)
+    return Submission(service.requests(request, body, params, [ids], [True]), answer)
 
 
 def _form(
@@ -141,7 +141,7 @@ class ChatAnswer(OpenAIAnswer):
         self,
         body: ChatRequest,
         envelope: dict[str, Any],
-        prompt: Prompt,
+        prompt: AnsweredPrompt,
         texts: TokenTexts,
         reader: _MakeReader | None = None,
     ) -> None:

@@ -20,16 +20,16 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from specrouter.http.openai_answer import (
+    AnsweredPrompt,
     OpenAIAnswer,
     OpenAIObject,
-    Prompt,
     ending,
     finite,
     output_of,
 )
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.openapi import generation
-from specrouter.http.service import Asked, Service
+from specrouter.http.service import Service, Submission
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
@@ -56,7 +56,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
         return await service.respond(request, _BODY, partial(_asked, service))
 
 
-def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Asked:
+def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Submission:
     """Return the requests and the answer of a body, or raise `RequestError`."""
     service.check_choices(len(body.prompts), body.samples)
     salt = service.cache_salt(request, body)
@@ -67,7 +67,7 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     ids = [one.token_ids for one in prompts]
     are_tokenized = [one.text is not None for one in prompts]
     requests = service.requests(request, body, params, ids, are_tokenized)
-    return Asked(requests, answer)
+    return Submission(requests, answer)
 
 
 def sampling_params(
@@ -94,13 +94,13 @@ def sampling_params(
 
 def _prompt(
     service: Service, body: CompletionRequest, place: int, given: str | list[int]
-) -> Prompt:
+) -> AnsweredPrompt:
     if not isinstance(given, str):
-        return Prompt(given)
+        return AnsweredPrompt(given)
     field = f"prompt[{place}]" if isinstance(body.prompt, list) else "prompt"
     service.router.limits.check_text(field, given)
     special = body.add_special_tokens is not False
-    return Prompt(service.tokenizer(given, add_special_tokens=special)["input_ids"], given)
+    return AnsweredPrompt(service.tokenizer(given, add_special_tokens=special)["input_ids"], given)
 
 
 def _without_tokens(part: _Part) -> _Part:
@@ -176,7 +176,7 @@ class CompletionAnswer(OpenAIAnswer):
     ) -> dict[str, Any] | None:
         if self.body.logprobs is None:
             return None
-        read, positions = Prompt(()), list[TokenLogprobs | None](part.logprobs or ())
+        read, positions = AnsweredPrompt(()), list[TokenLogprobs | None](part.logprobs or ())
         if echoed:
             read = replace(self.prompts[prompt], text=self._prompt_text(prompt))
             positions = [*(part.prompt_logprobs or ()), *positions]
@@ -198,7 +198,7 @@ class _LogprobLists:
         self._offset = 0
 
     def to_json(
-        self, read: Prompt, tokens: Sequence[int], positions: Sequence[TokenLogprobs | None]
+        self, read: AnsweredPrompt, tokens: Sequence[int], positions: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
         """Return the lists for the next tokens.
 
@@ -221,7 +221,7 @@ class _LogprobLists:
             top.setdefault(self._texts.text(token), finite(logprob))
         return top
 
-    def _offsets_in(self, prompt: Prompt) -> Iterable[int]:
+    def _offsets_in(self, prompt: AnsweredPrompt) -> Iterable[int]:
         """Yield offsets in the prompt's text, which lacks what the tokenizer added."""
         text = prompt.text or ""
         for token in prompt.token_ids:

@@ -15,7 +15,7 @@ from specrouter.http.answers import Loose
 from specrouter.http.openai_answer import finite, receipt
 from specrouter.http.openapi import generation
 from specrouter.http.request_fields import GenerateRequest
-from specrouter.http.service import Asked, Service
+from specrouter.http.service import Service, Submission
 from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import CycleDraft, Delta, RequestOutput, TokenLogprobs
@@ -60,7 +60,7 @@ def add_generate(app: FastAPI, service: Service) -> None:
         return await service.respond(request, _BODY, partial(_asked, service))
 
 
-def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Asked:
+def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Submission:
     """Return the requests and the answer of a body, or raise `RequestError`."""
     structure, _ = body.asked_structure
     prompt, salt = body.source(), service.cache_salt(request, body)
@@ -68,7 +68,7 @@ def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Ask
     service.check_choices(1, params.n)
     service.check_room()
     answer = GenerateAnswer(texts=service.texts, numbered=params.n > 1)
-    return Asked(service.requests(request, body, params, [prompt]), answer)
+    return Submission(service.requests(request, body, params, [prompt]), answer)
 
 
 @dataclass(kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from specrouter.http.answers import Described
+from specrouter.http.answers import AnswerModel
 from specrouter.http.openapi import MODELS, described
 from specrouter.http.service import Service
 from specrouter.version import __version__
 
 
-class ModelObject(Described):
+class ModelObject(AnswerModel):
     id: str
     """Name of the model, as requests may send it in `model`."""
     object: str
@@ -28,14 +28,14 @@ class ModelObject(Described):
     """Names of drafters that are still being loaded; texts do not depend on them."""
 
 
-class ModelList(Described):
+class ModelList(AnswerModel):
     object: str
     """Always `list`."""
     data: list[ModelObject]
     """The target, as the only model."""
 
 
-class VersionAnswer(Described):
+class VersionAnswer(AnswerModel):
     version: str
     """Version of SpecRouter."""
 
@@ -72,5 +72,5 @@ def _model(service: Service) -> ModelObject:
     )
 
 
-def _answer(answer: Described) -> Response:
+def _answer(answer: AnswerModel) -> Response:
     return JSONResponse(answer.model_dump())

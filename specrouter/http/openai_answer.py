@@ -41,7 +41,7 @@ class OpenAIObject(Loose):
 
 
 @dataclass(frozen=True)
-class Prompt:
+class AnsweredPrompt:
     """Prompt of a request; `text` is None if it was given as token ids."""
 
     token_ids: Sequence[int]
@@ -100,7 +100,7 @@ class OpenAIAnswer(Answer):
         self,
         body: OpenAIRequest,
         envelope: dict[str, Any],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[AnsweredPrompt],
         texts: TokenTexts,
     ) -> None:
         self.body = body

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
 from specrouter.engine.serving import ServingRouter
-from specrouter.http.answers import Described, Loose, error_payload, error_response
+from specrouter.http.answers import AnswerModel, Loose, error_payload, error_response
 from specrouter.http.drain import Drain
 from specrouter.http.openapi import OPERATION, ROUTER, described
 from specrouter.profile.profiler import EngineStatistics
@@ -38,12 +38,12 @@ class HealthAnswer(Loose):
     """Drafters that could not be loaded, if any, each with the reason."""
 
 
-class RestartAnswer(Described):
+class RestartAnswer(AnswerModel):
     status: str
     """Always `restarting`; `/health` shows which replicas are ready."""
 
 
-class DecisionsAnswer(Described):
+class DecisionsAnswer(AnswerModel):
     speedups: dict[str, dict[str, Any]]
     """Measured tokens/s with drafts over those without, by the number of requests, rounded up to a
     power of 2."""
@@ -57,12 +57,12 @@ class DecisionsAnswer(Described):
     """Choices of a replica, oldest first, with the terms of each replica and the reason."""
 
 
-class CalibrationAnswer(Described):
+class CalibrationAnswer(AnswerModel):
     calibration: list[dict[str, Any]]
     """Errors of predicted acceptance, by proposers, verifier and mode of sampling."""
 
 
-class SloAnswer(Described):
+class SloAnswer(AnswerModel):
     duration_s: float
     """Seconds from the first submission to the latest end."""
     total: dict[str, Any]

@@ -43,14 +43,14 @@ Body = TypeVar("Body", bound=RequestFields)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Submission:
     """Requests that an endpoint makes of a body, and the answer to them."""
 
     requests: Sequence[Request]
     answer: Answer
 
 
-_Prepare = Callable[[Body, HttpRequest], Asked]
+_Prepare = Callable[[Body, HttpRequest], Submission]
 _Accepted = tuple[Answer, bool]  # True: it is streamed
 
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Discriminator, Tag, TypeAdapter
 
-from specrouter.http.answers import Described
+from specrouter.http.answers import AnswerModel
 from specrouter.http.bodies import json_data, read_body
 from specrouter.http.openapi import BODY_REFUSALS, TOKENS, described
 from specrouter.http.service import Service
@@ -66,7 +66,7 @@ _TOKENIZE: TypeAdapter[TokenizeText | TokenizeChat] = TypeAdapter(TokenizeReques
 _DETOKENIZE = TypeAdapter(DetokenizeRequest)
 
 
-class TokenizeAnswer(Described):
+class TokenizeAnswer(AnswerModel):
     count: int
     """Number of tokens."""
     max_model_len: int
@@ -77,7 +77,7 @@ class TokenizeAnswer(Described):
     """Texts of the tokens, or null if they were not requested."""
 
 
-class DetokenizeAnswer(Described):
+class DetokenizeAnswer(AnswerModel):
     prompt: str
     """Text of the tokens."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from specrouter.profile.evidence import AVERAGE, MEMORY, RECENT, age, forget_oldest, within
-from specrouter.profile.snapshot import Mode, Outcome, OutcomeKey
+from specrouter.profile.snapshot import ChainOutcome, Mode, OutcomeKey
 
 _FIRST_WEIGHT = 0.3  # of a cycle in the chain's own error; falls to 1 / MEMORY
 _PRIOR_TOKENS = 60.0  # weight of the usual outcome, in tokens
@@ -98,7 +98,7 @@ class OutcomeBook:
             known.log_time += weight * (found - known.log_time)
             usual.log_time += AVERAGE * (found - known.log_time - usual.log_time)
 
-    def known(self, cycle: int) -> dict[OutcomeKey, Outcome]:
+    def known(self, cycle: int) -> dict[OutcomeKey, ChainOutcome]:
         """Return the factors of chains that ran."""
         usual = {key: outcome.aged(cycle) for key, outcome in self._usual.items()}
         found = {}
@@ -108,7 +108,7 @@ class OutcomeBook:
             found[key] = _bounded(own.log_time + others.log_time, tokens)
         return found
 
-    def usual(self, cycle: int) -> dict[_Usual, Outcome]:
+    def usual(self, cycle: int) -> dict[_Usual, ChainOutcome]:
         """Return the factors of chains that did not run, by load and mode."""
         aged = {key: outcome.aged(cycle) for key, outcome in self._usual.items()}
         return {key: _bounded(one.log_time, one.tokens(1.0)) for key, one in aged.items()}
@@ -129,5 +129,5 @@ def _aged_in(kept: dict[_Key, _Outcome], key: _Key, cycle: int) -> _Outcome:
     return found
 
 
-def _bounded(log_time: float, tokens: float) -> Outcome:
-    return Outcome(math.exp(within(log_time)), math.exp(within(math.log(max(tokens, 1e-9)))))
+def _bounded(log_time: float, tokens: float) -> ChainOutcome:
+    return ChainOutcome(math.exp(within(log_time)), math.exp(within(math.log(max(tokens, 1e-9)))))

@@ -52,7 +52,7 @@ _NODES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 4
 
 
 @dataclass(frozen=True)
-class Limits:
+class ShapeLimits:
     """The fixed parts of a shape; None leaves a part to the prediction."""
 
     depth: int | None = None
@@ -100,7 +100,7 @@ class OptionGrid:
         chain: Chain,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        limits: Limits,
+        limits: ShapeLimits,
     ) -> None:
         self.chain = chain
         rates, offered = _offer(chain, snapshot, workload.sampled)
@@ -161,7 +161,7 @@ class OptionGrid:
             sampled=self.workload.sampled,
         )
 
-    def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
+    def _allowed(self, limits: ShapeLimits) -> NDArray[np.bool_]:
         """Return whether each shape [O] is within the limits."""
         allowed = np.ones(len(SHAPE_DEPTHS), dtype=np.bool_)
         if limits.depth is not None:

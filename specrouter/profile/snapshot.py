@@ -21,7 +21,7 @@ OutcomeKey = tuple[Chain, int, Mode]  # chain, load (see `load_of`), mode
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChainOutcome:
     """The outcome of a chain's cycles over their predictions: factors, 1.0 where as predicted."""
 
     time: float = 1.0
@@ -45,9 +45,9 @@ class PerformanceSnapshot:
     # alpha as predicted from the SimScore, by pair and mode
     promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
-    outcomes: Mapping[OutcomeKey, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[OutcomeKey, ChainOutcome] = field(default_factory=dict)
     # For chains that did not run, by load and mode.
-    usual_outcomes: Mapping[tuple[int, Mode], Outcome] = field(default_factory=dict)
+    usual_outcomes: Mapping[tuple[int, Mode], ChainOutcome] = field(default_factory=dict)
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # current slowdown of the machine; 1.0: normal speed
     learning_ms: float = 0.0  # time of the cycles that were learned from, older ones faded
@@ -72,8 +72,8 @@ def load_of(requests: int) -> int:
 
 def outcome_of(
     snapshot: PerformanceSnapshot, chain: Chain, requests: int, sampled: Mode
-) -> Outcome:
+) -> ChainOutcome:
     """Return the outcome of a chain at about this load, in this mode, or the usual one."""
     load = load_of(requests)
-    usual = snapshot.usual_outcomes.get((load, sampled), Outcome())
+    usual = snapshot.usual_outcomes.get((load, sampled), ChainOutcome())
     return snapshot.outcomes.get((chain, load, sampled), usual)

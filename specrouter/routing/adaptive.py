@@ -13,7 +13,7 @@ from specrouter.cycle import Option
 from specrouter.profile.prediction import OptionGrid, acceptance_rate, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.chain_policy import Candidates, ChainPolicy, Models, Situation
+from specrouter.routing.chain_policy import CandidateChains, ChainPolicy, ModelNames, Situation
 from specrouter.view import ChainDecision
 
 # A chain longer than a pair is evaluated only if it begins with one of the 4 drafters whose pairs
@@ -31,7 +31,7 @@ class Adaptive(ChainPolicy):
     learns = evaluates = True
     default_selection = "goodput"
 
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+    def choose(self, pool: CandidateChains, now: Situation) -> ChainDecision:
         snapshot, current = now.snapshot, now.current
         alone = target_only(snapshot, now.workload, pool.target)
         grids = _grids(pool, now)
@@ -67,7 +67,7 @@ class Adaptive(ChainPolicy):
 ADAPTIVE = Adaptive()
 
 
-def _fate(chain: Chain, grids: Collection[Chain], pool: Candidates, models: Models) -> str:
+def _fate(chain: Chain, grids: Collection[Chain], pool: CandidateChains, models: ModelNames) -> str:
     """Return the reason why the chain in use cannot be kept."""
     if chain in grids:
         return "can have other trees now"
@@ -75,7 +75,7 @@ def _fate(chain: Chain, grids: Collection[Chain], pool: Candidates, models: Mode
     return "is not available" if fits else "has no room beside what others draft with"
 
 
-def _grids(pool: Candidates, now: Situation) -> dict[Chain, OptionGrid]:
+def _grids(pool: CandidateChains, now: Situation) -> dict[Chain, OptionGrid]:
     """Return the grids of the drafting chains that are evaluated, by chain."""
     found: dict[Chain, OptionGrid] = {}
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from specrouter.config import SchedulerConfig
 from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.prediction import Limits
+from specrouter.profile.prediction import ShapeLimits
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
 from specrouter.view import ChainDecision, EngineView
@@ -26,7 +26,7 @@ DEFAULT_DEPTH = 4  # of drafts, where neither the configuration nor a request se
 
 
 @dataclass(frozen=True)
-class Models:
+class ModelNames:
     """The models that requests may be routed through.
 
     Attributes:
@@ -39,7 +39,7 @@ class Models:
     held: frozenset[str] = frozenset()
 
 
-class Candidates(Protocol):
+class CandidateChains(Protocol):
     """The chains of a pool. `ModelChainScheduler` is one.
 
     Attributes:
@@ -54,16 +54,16 @@ class Candidates(Protocol):
     candidates: tuple[Chain, ...]
     quoters: frozenset[str]
 
-    def reachable(self, models: Models) -> list[Chain]:
+    def reachable(self, models: ModelNames) -> list[Chain]:
         """Return the candidates that may be used now."""
 
-    def may_use(self, chain: Chain, models: Models) -> bool:
+    def may_use(self, chain: Chain, models: ModelNames) -> bool:
         """Return whether a chain's models are available and fit in memory beside the held ones."""
 
     def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
         """Return whether a chain's models fit in memory beside the held ones."""
 
-    def usable(self, chain: Chain, models: Models) -> Chain:
+    def usable(self, chain: Chain, models: ModelNames) -> Chain:
         """Return the chain without the models that may not be used now."""
 
     def smallest_pair(self) -> Chain:
@@ -84,8 +84,8 @@ class Situation:
 
     snapshot: PerformanceSnapshot
     workload: Workload
-    models: Models
-    limits: Limits
+    models: ModelNames
+    limits: ShapeLimits
     current: ChainDecision | None = None
 
 
@@ -132,10 +132,10 @@ class ChainPolicy(ABC):
     default_selection: str = "whole"
 
     @abstractmethod
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+    def choose(self, pool: CandidateChains, now: Situation) -> ChainDecision:
         """Return the chain and the shape of its drafts, until the decision is due again."""
 
-    def chains(self, pool: Candidates) -> Sequence[Chain]:
+    def chains(self, pool: CandidateChains) -> Sequence[Chain]:
         """Return all chains that may be chosen; their models are loaded and timed at the start."""
         return pool.candidates
 
@@ -143,7 +143,7 @@ class ChainPolicy(ABC):
         """Return the depths by request id, if each request has its own; else None."""
         return None
 
-    def shape(self, limits: Limits) -> DraftShape:
+    def shape(self, limits: ShapeLimits) -> DraftShape:
         """Return the configured shape, completed by `default_depth` and width 1."""
         depth = limits.depth or self.default_depth
         return DraftShape(depth, fitting_width(depth, limits.width or 1), limits.nodes or 0)
@@ -152,23 +152,23 @@ class ChainPolicy(ABC):
 class FixedChain(ChainPolicy):
     """The configured chain, if the policy takes one; else the smallest drafter and the target."""
 
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+    def choose(self, pool: CandidateChains, now: Situation) -> ChainDecision:
         return ChainDecision(
             chain=pool.usable(self._chain(pool), now.models), shape=self.shape(now.limits)
         )
 
-    def chains(self, pool: Candidates) -> Sequence[Chain]:
+    def chains(self, pool: CandidateChains) -> Sequence[Chain]:
         return (self._chain(pool),)
 
-    def _chain(self, pool: Candidates) -> Chain:
+    def _chain(self, pool: CandidateChains) -> Chain:
         return pool.config.chain or pool.smallest_pair()
 
 
 class _TargetOnly(ChainPolicy):
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+    def choose(self, pool: CandidateChains, now: Situation) -> ChainDecision:
         return ChainDecision(chain=(pool.target,), shape=self.shape(now.limits))
 
-    def chains(self, pool: Candidates) -> Sequence[Chain]:
+    def chains(self, pool: CandidateChains) -> Sequence[Chain]:
         return ()
 
 

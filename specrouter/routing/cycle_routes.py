@@ -19,7 +19,7 @@ from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
-from specrouter.routing.chain_policy import DEFAULT_DEPTH, Models, RequestDepth, fitting_width
+from specrouter.routing.chain_policy import DEFAULT_DEPTH, ModelNames, RequestDepth, fitting_width
 from specrouter.routing.cycle_budget import cut_to_budget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
 from specrouter.routing.route import Prefill, Route, nodes_of, route_ms
@@ -230,7 +230,7 @@ def _route_scheduled(
     if not cycle.view.drafts:
         routes.add(Route((scheduler.target,)), who)
         return held
-    requests, models = cycle.requests.take(who), Models(cycle.view.available, held)
+    requests, models = cycle.requests.take(who), ModelNames(cycle.view.available, held)
     decision = routes.decisions.decide(key, requests, models)
     decided = decision.predicted
     later, alone = decided or _unpredicted(decision), Option(chain=(scheduler.target,))
@@ -320,7 +320,7 @@ def _is_whole(trees: TreePlanner, chain: Chain) -> bool:
     return len(chain) == 1 or trees.selection.takes_whole_trees
 
 
-def _spare_chain(cycle: Cycle, decision: ChainDecision, models: Models) -> Chain | None:
+def _spare_chain(cycle: Cycle, decision: ChainDecision, models: ModelNames) -> Chain | None:
     """Return the best loaded chain that could draft at once for requests in need.
 
     Their cycle leaves no time to load a model.

@@ -14,7 +14,7 @@ import numpy as np
 from specrouter.cycle import CONTEXT_STEP, DraftShape
 from specrouter.profile.cycle_times import Workload
 from specrouter.routing.catch_up import CycleCatchUp
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import (
@@ -52,7 +52,7 @@ class CycleDecisions:
     def __post_init__(self) -> None:
         self.in_use = dict(self.view.standing.in_use)
 
-    def decide(self, key: Override, requests: RequestTable, models: Models) -> ChainDecision:
+    def decide(self, key: Override, requests: RequestTable, models: ModelNames) -> ChainDecision:
         """Return the decision for the requests of a key; it is made anew if it is due."""
         before = self.in_use.get(key)
         count, others = len(requests) + self.reading, self.decoding - len(requests)
@@ -100,7 +100,7 @@ class CycleDecisions:
             key: one for key, one in self.in_use.items() if key == SCHEDULED or one.cycle >= oldest
         }
 
-    def _is_due(self, in_use: InUse, requests: int, others: int, models: Models) -> bool:
+    def _is_due(self, in_use: InUse, requests: int, others: int, models: ModelNames) -> bool:
         cycle = self.view.cycle
         if in_use.decision.rests != (self.view.resting is not None):
             return True

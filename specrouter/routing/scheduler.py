@@ -15,10 +15,10 @@ from specrouter.config import SchedulerConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.prediction import Limits, OptionGrid, target_only
+from specrouter.profile.prediction import OptionGrid, ShapeLimits, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.chain_policy import ChainPolicy, Models, Situation
+from specrouter.routing.chain_policy import ChainPolicy, ModelNames, Situation
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
 LONGEST_CHAIN = 3  # models of a chosen chain; one that a request names may be longer
@@ -103,7 +103,7 @@ class ModelChainScheduler:
         self,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        models: Models,
+        models: ModelNames,
         current: ChainDecision | None = None,
         asked: Override = SCHEDULED,
     ) -> ChainDecision:
@@ -129,10 +129,10 @@ class ModelChainScheduler:
         names = dict.fromkeys(name for chain in chains for name in chain)
         return tuple(name for name in names if name != self.target)
 
-    def limits(self, asked: Override) -> Limits:
+    def limits(self, asked: Override) -> ShapeLimits:
         """Return the bounds of a draft's shape; None is left open."""
         config, (depth, width) = self.config, asked
-        return Limits(
+        return ShapeLimits(
             depth or config.depth,
             1 if self._only_paths else width or config.width,
             config.nodes,
@@ -155,7 +155,7 @@ class ModelChainScheduler:
         if len(chain) == 1:
             return target_only(snapshot, workload, self.target)
         # A request asked for it: it is predicted even if the policy would not choose it.
-        limits = Limits(
+        limits = ShapeLimits(
             shape.depth,
             shape.width,
             shape.nodes or None,
@@ -180,11 +180,11 @@ class ModelChainScheduler:
         name = next((name for name, size in self._parameters.items() if not size), None)
         return name if name not in chain and name in available else None
 
-    def may_use(self, chain: Chain, models: Models) -> bool:
+    def may_use(self, chain: Chain, models: ModelNames) -> bool:
         able = all(name in models.available or name == self.target for name in chain)
         return able and (len(chain) == 1 or self.fit(chain, models.held))
 
-    def reachable(self, models: Models) -> list[Chain]:
+    def reachable(self, models: ModelNames) -> list[Chain]:
         return [chain for chain in self.candidates if self.may_use(chain, models)]
 
     def smallest_pair(self) -> Chain:
@@ -193,6 +193,6 @@ class ModelChainScheduler:
         ]
         return min(pairs, key=lambda chain: self._parameters[chain[0]], default=(self.target,))
 
-    def usable(self, chain: Chain, models: Models) -> Chain:
+    def usable(self, chain: Chain, models: ModelNames) -> Chain:
         able = tuple(name for name in chain if name in models.available or name == self.target)
         return able if self.may_use(able, models) else (self.target,)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from specrouter.routing.chain_policy import Candidates, ChainPolicy, RequestDepth, Situation
+from specrouter.routing.chain_policy import CandidateChains, ChainPolicy, RequestDepth, Situation
 from specrouter.view import ChainDecision, EngineView
 
 
 class First(ChainPolicy):
     """The chain of two models that comes first in the pool."""
 
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+    def choose(self, pool: CandidateChains, now: Situation) -> ChainDecision:
         pairs = [chain for chain in pool.reachable(now.models) if len(chain) == 2]
         return ChainDecision(chain=(*pairs, (pool.target,))[0], shape=self.shape(now.limits))
 

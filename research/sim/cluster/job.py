@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from research.sim.cluster.replica import Served
 from research.sim.request import Commits, asked_objective
-from specrouter.bench.replay import Answer, LoadRequest
+from specrouter.bench.replay import LoadRequest, ReplayAnswer
 from specrouter.cluster.resume import draw
 from specrouter.cluster.state import RoutedRequest
 from specrouter.request.objective import Objective, OnUnattainable
@@ -83,9 +83,11 @@ class ClusterJob:
             self.served.sent.cancel()
         self.end("cancelled")
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReplayAnswer:
         if self.error is not None or self.served is None:
-            return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=self.error or "not served")
+            return ReplayAnswer(
+                ttft_ms=None, tpot_ms=None, tokens=0, error=self.error or "not served"
+            )
         found = self.served.sent.answer()
         ttft_ms = None if found.ttft_ms is None else found.ttft_ms + 1000.0 * self.delay_s
         return replace(found, ttft_ms=ttft_ms)

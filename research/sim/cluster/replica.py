@@ -15,7 +15,7 @@ from specrouter.cluster.replica import batches
 from specrouter.cluster.state import ReplicaState
 from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.profile.cycle_times import Workload
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 
 _UNBOUNDED = 1 << 40  # KV tokens of a machine without a bound
 
@@ -131,6 +131,6 @@ def predicted_tpot_ms(service: SimulatedService, requests: int) -> float:
     """Of each of so many that decode together, as `Engine.predicted_tpot_ms` says it."""
     snapshot, workload = service.snapshot(), Workload(requests=requests)
     scheduler = service.planner.scheduler
-    chosen = scheduler.choose(snapshot, workload, Models(service.machine.names))
+    chosen = scheduler.choose(snapshot, workload, ModelNames(service.machine.names))
     option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
     return option.ms_per_token * snapshot.machine

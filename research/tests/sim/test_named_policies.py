@@ -9,7 +9,7 @@ from research.named_policies import POLICIES
 from research.policies.adaserve import SPECINFER_TREE
 from research.sim.machine import MACHINES, load_machine
 from research.sim.service import SimulatedService
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import LoadRequest, ReplayOutcome, replay
 from specrouter.config import TreesConfig
 from specrouter.request.objective import Stage
 from specrouter.request.params import MAX_TREE_TOKENS
@@ -39,7 +39,7 @@ def load(count: int, gap_s: float = 0.05, prompt: int = 200, tokens: int = 40) -
 
 def run(
     policy: str, requests: list[LoadRequest], machine: str = LLAMA, batch_tokens: int | None = None
-) -> tuple[list[Seen], list[Outcome]]:
+) -> tuple[list[Seen], list[ReplayOutcome]]:
     seen: list[Seen] = []
     service = SimulatedService(
         machine=load_machine(MACHINES / f"{machine}.yaml"),

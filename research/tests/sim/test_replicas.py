@@ -6,7 +6,7 @@ from research.sim.machine import MACHINES, load_machine
 from research.sim.replicas import Replicas
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import LoadRequest, ReplayOutcome, replay
 from specrouter.config import TreesConfig
 from specrouter.view import EngineView
 from tests.load_requests import load_request
@@ -19,13 +19,13 @@ def make() -> SimulatedService:
     return SimulatedService(machine=load_machine(FILE), acceptance=0.7, trees=TreesConfig())
 
 
-def run(policy: str, count: int, requests: list[LoadRequest]) -> list[Outcome]:
+def run(policy: str, count: int, requests: list[LoadRequest]) -> list[ReplayOutcome]:
     service = Replicas(make, count)
     service.use(policy)
     return replay(requests, service, service)
 
 
-def apart(policy: str, requests: list[LoadRequest]) -> list[Outcome]:
+def apart(policy: str, requests: list[LoadRequest]) -> list[ReplayOutcome]:
     alone = make()
     alone.use(policy)
     return replay(requests, alone, alone)
@@ -35,7 +35,7 @@ def coder(rate: float, count: int = 80) -> list[LoadRequest]:
     return scenario_requests(SCENARIOS["Coder"], OPT_7B, rate, count, 5)
 
 
-def attained(outcomes: list[Outcome]) -> int:
+def attained(outcomes: list[ReplayOutcome]) -> int:
     return sum(one.is_attained is True for one in outcomes)
 
 

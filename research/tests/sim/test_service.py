@@ -14,7 +14,7 @@ from research.sim.knowledge import learned_times
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, SimulatedText
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import LoadRequest, ReplayOutcome, replay
 from specrouter.config import TreesConfig
 from specrouter.cycle import ChainGroup
 from specrouter.profile.time_curve import TimeCurve
@@ -69,7 +69,7 @@ def request(
 
 def run(
     policy: str, requests: list[LoadRequest], acceptance: float = 0.7, **settings: Any
-) -> list[Outcome]:
+) -> list[ReplayOutcome]:
     simulated = service(acceptance, **settings)
     simulated.use(policy)
     return replay(requests, simulated, simulated)

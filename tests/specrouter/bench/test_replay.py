@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from specrouter.bench.replay import Answer, LoadRequest, Outcome, figures, medians, replay
+from specrouter.bench.replay import (
+    LoadRequest,
+    ReplayAnswer,
+    ReplayOutcome,
+    figures,
+    medians,
+    replay,
+)
 from tests.load_requests import load_request
 
 
@@ -44,9 +51,9 @@ class FakePending:
     def cancel(self) -> None:
         self.is_cancelled = True
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReplayAnswer:
         assert self.is_done, "every request is over when answers are collected"
-        return Answer(
+        return ReplayAnswer(
             ttft_ms=1.0, tpot_ms=2.0, tokens=8, error="cancelled" if self.is_cancelled else None
         )
 
@@ -101,15 +108,15 @@ def outcome(
     category: str = "chat",
     error: str | None = None,
     ttft_ms: float = 100.0,
-) -> Outcome:
-    answer = Answer(
+) -> ReplayOutcome:
+    answer = ReplayAnswer(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         tokens=101 if tpot_ms else 1,
         acceptance_length=2.0,
         error=error,
     )
-    return Outcome(request(sent_s, objective_ms, category), sent_s, answer)
+    return ReplayOutcome(request(sent_s, objective_ms, category), sent_s, answer)
 
 
 RUN = [
@@ -148,8 +155,10 @@ def test_categories_share_the_duration_of_the_run() -> None:
 
 
 def test_run_without_objectives_or_tokens_has_figures_too() -> None:
-    refused = Outcome(
-        request(0.0, None), 0.0, Answer(ttft_ms=None, tpot_ms=None, tokens=0, error="too long")
+    refused = ReplayOutcome(
+        request(0.0, None),
+        0.0,
+        ReplayAnswer(ttft_ms=None, tpot_ms=None, tokens=0, error="too long"),
     )
     found = figures([refused])
     assert found["attainment"] is None
@@ -162,7 +171,7 @@ def test_an_output_of_one_token_is_judged_only_where_it_failed() -> None:
     assert figures([outcome(0.0, None)])["attainment"] is None
     assert figures([outcome(0.0, None), outcome(0.0, 11.0)])["attainment"] == 0.0
     assert figures([outcome(0.0, None, error="cancelled")])["violations"] == 1
-    late = Outcome(request(1.0), 1.25, Answer(ttft_ms=1.0, tpot_ms=1.0, tokens=2))
+    late = ReplayOutcome(request(1.0), 1.25, ReplayAnswer(ttft_ms=1.0, tpot_ms=1.0, tokens=2))
     assert figures([outcome(0.0, 9.0), late])["latest_ms"] == pytest.approx(250.0)
 
 

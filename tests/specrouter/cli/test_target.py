@@ -12,10 +12,10 @@ from modelpool.errors import ConfigError
 from specrouter.cli.main import _parser, main
 from specrouter.cli.target import read_asked
 from specrouter.config import RouterConfig
-from specrouter.target import Asked
+from specrouter.target import AskedTarget
 
 
-def asked(*argv: str) -> Asked:
+def asked(*argv: str) -> AskedTarget:
     return read_asked(_parser().parse_args(["serve", *argv]))
 
 

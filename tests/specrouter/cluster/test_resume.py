@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import SamplingParams, Speculation
-from specrouter.cluster.resume import Progress, draw
+from specrouter.cluster.resume import StreamProgress, draw
 from specrouter.engine.request import Request
 from specrouter.request.objective import Objective, Stage, resolve
 from specrouter.request.output import Delta, FinishReason, TokenLogprobs
@@ -33,7 +33,7 @@ def progress(
     sample: int = 0,
     prompt: tuple[int, ...] = PROMPT,
     **params: object,
-) -> Progress:
+) -> StreamProgress:
     asked = SamplingParams(**{"max_new_tokens": 6, "n": 2, **params})  # type: ignore[arg-type]
     spec = RequestSpec(
         token_ids=prompt,
@@ -47,7 +47,7 @@ def progress(
         priority=2,
     )
     override = Speculation(prediction="def")
-    return Progress(
+    return StreamProgress(
         Request(
             prompt="the prompt",
             params=asked,

@@ -25,7 +25,7 @@ from specrouter import (
     SamplingParams,
     UnavailableError,
 )
-from specrouter.cluster.fleet import Member
+from specrouter.cluster.fleet import FleetMember
 from specrouter.cluster.link import Attempt, Feed, Reply
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
@@ -153,7 +153,7 @@ def test_a_rolling_restart_empties_no_replica_while_the_others_do_not_serve(
     first, second = cluster.router._fleet.members.values()
     restarted: list[tuple[str, str]] = []  # who was restarted, and what the other one did then
 
-    async def restart(own: Member, other: Member) -> None:
+    async def restart(own: FleetMember, other: FleetMember) -> None:
         restarted.append((own.name, other.standing))
 
     monkeypatch.setattr(cluster.links[0], "restart", partial(restart, first, second))

@@ -6,7 +6,7 @@ import pytest
 
 from specrouter.profile import outcomes
 from specrouter.profile.outcomes import OutcomeBook
-from specrouter.profile.snapshot import Outcome, OutcomeKey
+from specrouter.profile.snapshot import ChainOutcome, OutcomeKey
 
 PAIR: OutcomeKey = (("small", "big"), 1, True)
 TWIN: OutcomeKey = (("twin", "big"), 1, True)
@@ -59,7 +59,7 @@ def test_other_loads_and_modes_have_moments_of_their_own() -> None:
     found.record((PAIR[0], 8, True), 0, 0.0, 1.0, 1.0)
     found.record((PAIR[0], 1, False), 0, 0.0, 1.0, 1.0)
     known = found.known(0)
-    assert known[PAIR[0], 8, True] == known[PAIR[0], 1, False] == Outcome()
+    assert known[PAIR[0], 8, True] == known[PAIR[0], 1, False] == ChainOutcome()
     assert set(found.usual(0)) == {(1, True), (8, True), (1, False)}
 
 
@@ -82,4 +82,4 @@ def test_a_record_that_fails_leaves_a_book_that_can_be_read(
             found.record(PAIR, 0, 0.0, 1.5, 1.5)
     assert found.known(0) == {}
     found.record(PAIR, 0, 0.0, 1.5, 1.5)
-    assert found.known(0)[PAIR] == Outcome(1.0, 1.0)
+    assert found.known(0)[PAIR] == ChainOutcome(1.0, 1.0)

@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.acceptance import TreeAcceptance
 from specrouter.profile.cycle_times import Workload, curve_of
-from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
-from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
+from specrouter.profile.prediction import OptionGrid, ShapeLimits, acceptance_rate, target_only
+from specrouter.profile.snapshot import ChainOutcome, PerformanceSnapshot, TreeKey
 from specrouter.request.params import Chain
 from tests.specrouter.predictions import PAIR, TRIPLE, flat, geometric, rising, snapshot
 
 ONE = Workload(requests=1)
-DEPTH_4 = Limits(depth=4, width=1, nodes=4)
-DEPTH_2 = Limits(depth=2, width=1, nodes=4)
+DEPTH_4 = ShapeLimits(depth=4, width=1, nodes=4)
+DEPTH_2 = ShapeLimits(depth=2, width=1, nodes=4)
 HALVES = 1 + 0.5 + 0.25 + 0.125 + 0.0625  # tokens of 4 nodes, each half as good as the last
 
 
 def best(
-    chain: Chain, known: PerformanceSnapshot, limits: Limits = DEPTH_4, workload: Workload = ONE
+    chain: Chain,
+    known: PerformanceSnapshot,
+    limits: ShapeLimits = DEPTH_4,
+    workload: Workload = ONE,
 ) -> Option:
     return OptionGrid(chain, known, workload, limits).best()
 
@@ -60,7 +63,7 @@ def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_e
 
 def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verifying() -> None:
     known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-    option = best(PAIR, known, Limits(depth=3, width=2, nodes=4))
+    option = best(PAIR, known, ShapeLimits(depth=3, width=2, nodes=4))
     assert option.route == (PAIR, DraftShape(3, 2, 4))
     assert option.levels_ms == pytest.approx(2 + 2 * 2.0)
     assert option.cycle_ms == pytest.approx(6 + 14)
@@ -85,9 +88,9 @@ def test_drafting_costs_the_engine_more_than_a_cycle_without(chain: Chain) -> No
 
 def test_what_is_left_open_is_chosen_by_the_least_time_per_token() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-    found = best(PAIR, known, Limits())
+    found = best(PAIR, known, ShapeLimits())
     tried = [
-        best(PAIR, known, Limits(depth, width, nodes))
+        best(PAIR, known, ShapeLimits(depth, width, nodes))
         for depth in (1, 2, 3, 4, 6)
         for width in (1, 2)
         for nodes in range(1, depth * width + 1)
@@ -134,8 +137,8 @@ def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
 
 def test_earlier_outcomes_correct_a_prediction() -> None:
     outcomes = {
-        (PAIR, 1, True): Outcome(time=1.2, tokens=0.5),
-        (("big",), 1, True): Outcome(time=0.9),
+        (PAIR, 1, True): ChainOutcome(time=1.2, tokens=0.5),
+        (("big",), 1, True): ChainOutcome(time=0.9),
     }
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5}, outcomes=outcomes)
     option = best(PAIR, known)
@@ -156,11 +159,11 @@ def test_earlier_outcomes_correct_a_prediction() -> None:
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE])
 def test_a_prediction_like_an_option_is_its_own(chain: Chain) -> None:
     known = triple()
-    grid = OptionGrid(chain, known, ONE, Limits())
+    grid = OptionGrid(chain, known, ONE, ShapeLimits())
     option = grid.best()
     assert grid.like(option) == option
     slower = replace(known, times={**known.times, "big": flat(99.0)})
-    found = OptionGrid(chain, slower, ONE, Limits()).like(option)
+    found = OptionGrid(chain, slower, ONE, ShapeLimits()).like(option)
     assert found is not None
     assert found.route == option.route
     assert found.cycle_ms > option.cycle_ms
@@ -170,7 +173,11 @@ def test_there_is_no_prediction_like_an_option_that_is_not_allowed() -> None:
     known = triple()
     option = best(PAIR, known)
     deep = replace(option, shape=replace(option.shape, depth=7))
-    for limits, wanted in ((Limits(depth=2), option), (Limits(nodes=3), option), (Limits(), deep)):
+    for limits, wanted in (
+        (ShapeLimits(depth=2), option),
+        (ShapeLimits(nodes=3), option),
+        (ShapeLimits(), deep),
+    ):
         assert OptionGrid(PAIR, known, ONE, limits).like(wanted) is None
 
 
@@ -180,7 +187,7 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
 ) -> None:
     promised = {("small", "middle"): alpha, ("middle", "big"): later}
     known = snapshot({"big": rising(10.0)}, alpha=promised)
-    grid = OptionGrid(TRIPLE, known, Workload(requests=requests), Limits())
+    grid = OptionGrid(TRIPLE, known, Workload(requests=requests), ShapeLimits())
     assert (np.diff(grid.tokens, axis=1) >= -1e-9).all()
     assert (grid.tokens >= 1.0).all()
     assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
@@ -196,11 +203,13 @@ DOMINANCE_TOKENS = 0.01  # that an option on the menu may be worse than one that
     requests=st.integers(1, 32),
     is_pair=st.booleans(),
     each_ms=st.floats(0.0, 0.5),
-    limits=st.sampled_from([Limits(), Limits(width=1), Limits(nodes=5), Limits(whole_trees=True)]),
+    limits=st.sampled_from(
+        [ShapeLimits(), ShapeLimits(width=1), ShapeLimits(nodes=5), ShapeLimits(whole_trees=True)]
+    ),
 )
 @settings(deadline=None)
 def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
-    alpha: float, later: float, requests: int, is_pair: bool, each_ms: float, limits: Limits
+    alpha: float, later: float, requests: int, is_pair: bool, each_ms: float, limits: ShapeLimits
 ) -> None:
     chain, promised = (TRIPLE, {("small", "middle"): alpha, ("middle", "big"): later})
     if is_pair:
@@ -220,7 +229,7 @@ def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
 
 def test_what_is_on_the_menu_stands_in_the_grid() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-    grid = OptionGrid(PAIR, known, Workload(requests=4), Limits())
+    grid = OptionGrid(PAIR, known, Workload(requests=4), ShapeLimits())
     menu = grid.menu
     assert grid.allowed[menu.rows, menu.columns].all()
     assert len(menu.nodes) < grid.allowed.sum() / 4

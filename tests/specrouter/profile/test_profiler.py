@@ -8,9 +8,9 @@ import pytest
 
 from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.prediction import Limits, OptionGrid, target_only
+from specrouter.profile.prediction import OptionGrid, ShapeLimits, target_only
 from specrouter.profile.profiler import EngineStatistics, PerformanceProfiler
-from specrouter.profile.snapshot import Outcome, TreeKey
+from specrouter.profile.snapshot import ChainOutcome, TreeKey
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 
 PAIR = ("small", "big")
@@ -81,7 +81,7 @@ def test_a_profiler_that_does_not_learn_keeps_totals_only(profiler: PerformanceP
 def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
     profiler: PerformanceProfiler,
 ) -> None:
-    limits = Limits(depth=1, width=1, nodes=1)
+    limits = ShapeLimits(depth=1, width=1, nodes=1)
     for _ in range(400):
         profiler.begin_cycle()
         known = profiler.snapshot()
@@ -195,7 +195,7 @@ def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfile
     assert len(profiler.snapshot().trees) == 200
 
 
-def outcome(profiler: PerformanceProfiler) -> Outcome:
+def outcome(profiler: PerformanceProfiler) -> ChainOutcome:
     return profiler.snapshot().outcomes[PAIR, 1, True]
 
 
@@ -247,7 +247,7 @@ def test_a_drafter_without_weights_is_promising_again_long_after_it_failed() -> 
     for _ in range(300):
         profiler.begin_cycle()
         profiler.record_trees(key, trees(accepted=False))
-    limits, one = Limits(width=1), Workload(requests=1)
+    limits, one = ShapeLimits(width=1), Workload(requests=1)
 
     def ms_per_token() -> float:
         known = profiler.snapshot()

@@ -433,7 +433,7 @@ def test_a_normal_early_leave_is_no_warning(
     assert handle.deliver(Delta(text="a", token_ids=[5]))
     [record] = caplog.records
     assert record.levelname == level
-    assert record.getMessage() == "request 1: nobody listens any more: Event loop is closed"
+    assert record.getMessage() == "request 1: it has no listener any more: Event loop is closed"
     assert handle.is_cancelled
 
 

@@ -10,7 +10,7 @@ from specrouter.config import SchedulerConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.routing.catch_up import CycleCatchUp
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 from specrouter.routing.decisions import (
     INTERVAL,
     CycleDecisions,
@@ -51,7 +51,7 @@ class Decided:
             decoding=requests,
             reading=reading,
         )
-        chosen = decisions.decide(SCHEDULED, view.running, Models(ALL))
+        chosen = decisions.decide(SCHEDULED, view.running, ModelNames(ALL))
         self.standing = replace(self.standing, in_use=decisions.in_use)
         self.records += len(decisions.records)
         self.chosen = chosen

@@ -12,7 +12,7 @@ from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import ModelNames
 from specrouter.routing.scheduler import ModelChainScheduler, candidate_chains
 from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
@@ -43,7 +43,7 @@ def choose(
     workload: Workload = ONE,
     **settings: Any,
 ) -> ChainDecision:
-    return scheduler(policy, **settings).choose(known, workload, Models(available), current)
+    return scheduler(policy, **settings).choose(known, workload, ModelNames(available), current)
 
 
 def all_pairs(value: float) -> dict[Pair, float]:
@@ -88,14 +88,14 @@ def test_a_twin_of_the_target_is_chosen_where_its_times_and_acceptances_pay() ->
     for twin_ms in (1.0, 25.0, 49.0):
         times = {"small": flat(0.5), "twin": rising(twin_ms, 0.01), "big": rising(50.0)}
         known = replace(snapshot(times, seen), parameters=sizes)
-        chosen.add(of_twins.choose(known, ONE, Models(frozenset(names))).chain)
+        chosen.add(of_twins.choose(known, ONE, ModelNames(frozenset(names))).chain)
     assert chosen == {TWIN, ("small", "twin", "big"), PAIR}
 
 
 def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -> None:
     many, known = of_many()
     assert {len(chain) for chain in many.candidates} == {1, 2, 3}
-    decision = many.choose(known, ONE, Models(frozenset(MANY)))
+    decision = many.choose(known, ONE, ModelNames(frozenset(MANY)))
     looked_at = set(decision.predicted_ms)
     assert {(name, "big") for name in MANY} < looked_at
     pairs = sorted((decision.predicted_ms[name, "big"], name) for name in MANY)
@@ -108,9 +108,9 @@ def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -
 def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> None:
     many, known = of_many()
     chain = ("m1", "m2", "big")
-    assert chain not in many.choose(known, ONE, Models(frozenset(MANY))).predicted_ms
+    assert chain not in many.choose(known, ONE, ModelNames(frozenset(MANY))).predicted_ms
     current = ChainDecision(chain=chain, shape=DraftShape(1))
-    assert chain in many.choose(known, ONE, Models(frozenset(MANY)), current).predicted_ms
+    assert chain in many.choose(known, ONE, ModelNames(frozenset(MANY)), current).predicted_ms
 
 
 def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() -> None:
@@ -179,9 +179,9 @@ def limited(most: int, policy: str = "adaptive", **settings: Any) -> ModelChainS
 def test_chains_whose_members_have_no_room_at_once_are_no_candidates() -> None:
     assert set(limited(2).candidates) == {ALONE, PAIR, TWIN, ("middle", "big")}
     assert limited(1).candidates == (ALONE,)
-    assert limited(1, "smallest").choose(snapshot({}), ONE, Models(ALL)).chain == ALONE
+    assert limited(1, "smallest").choose(snapshot({}), ONE, ModelNames(ALL)).chain == ALONE
     assert TRIPLE in limited(3).candidates
-    assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, Models(ALL)).predicted_ms
+    assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, ModelNames(ALL)).predicted_ms
 
 
 def test_a_configured_chain_that_has_no_room_is_refused() -> None:
@@ -219,7 +219,7 @@ def test_the_smallest_drafter_has_weights_and_target_only_has_none() -> None:
 
     def chain(*members: str) -> Chain:
         smallest = ModelChainScheduler(config, members, sizes, "big")
-        return smallest.choose(snapshot({}), ONE, Models(frozenset(names))).chain
+        return smallest.choose(snapshot({}), ONE, ModelNames(frozenset(names))).chain
 
     assert chain(*names) == ("middle", "big")
     assert chain("ngram", "big") == ALONE
@@ -235,7 +235,7 @@ def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) 
     fixed, mine = scheduler(policy, depth=4, width=2, chain=chain), frozenset({"small"})
 
     def shape(asked: Override = SCHEDULED) -> tuple[int, int]:
-        decision = fixed.choose(known, ONE, Models(mine), None, asked)
+        decision = fixed.choose(known, ONE, ModelNames(mine), None, asked)
         return decision.shape.depth, decision.shape.width
 
     assert shape() == (4, 2)
@@ -248,17 +248,17 @@ def test_strict_trees_have_width_1() -> None:
     config = SchedulerConfig(width=3)
     strict = ModelChainScheduler(config, NAMES, PARAMETERS, "big", only_paths=True)
     known = snapshot({"big": flat(100.0)})
-    assert strict.choose(known, ONE, Models(ALL), None, (None, 2)).shape.width == 1
-    assert scheduler(width=3).choose(known, ONE, Models(ALL)).shape.width == 3
+    assert strict.choose(known, ONE, ModelNames(ALL), None, (None, 2)).shape.width == 1
+    assert scheduler(width=3).choose(known, ONE, ModelNames(ALL)).shape.width == 3
 
 
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.5})
     mine, config = frozenset({"small"}), SchedulerConfig()
-    free = scheduler().choose(known, Workload(requests=4), Models(mine))
+    free = scheduler().choose(known, Workload(requests=4), ModelNames(mine))
     whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
     assert whole.limits(SCHEDULED).whole_trees
-    decision = whole.choose(known, Workload(requests=4), Models(mine))
+    decision = whole.choose(known, Workload(requests=4), ModelNames(mine))
     assert decision.shape.nodes == decision.shape.depth * decision.shape.width
     assert free.shape.nodes < free.shape.depth * free.shape.width
     assert decision.predicted_ms[PAIR] >= free.predicted_ms[PAIR]

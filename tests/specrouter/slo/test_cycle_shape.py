@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.prediction import Limits, OptionGrid
+from specrouter.profile.prediction import OptionGrid, ShapeLimits
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
@@ -27,7 +27,7 @@ def choose(
     beside: Beside = Beside(),  # noqa: B008
 ) -> CycleChoice:
     cycles = np.zeros(len(rates), np.int64) if waited is None else np.array(waited)
-    grid = OptionGrid(PAIR, known, Workload(requests=len(rates)), Limits())
+    grid = OptionGrid(PAIR, known, Workload(requests=len(rates)), ShapeLimits())
     return choose_cycle(known, grid, np.array(rates, float), cycles, beside)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.prediction import Limits, OptionGrid
+from specrouter.profile.prediction import OptionGrid, ShapeLimits
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection
@@ -57,7 +57,7 @@ def paths(*alphas: float, nodes: int = 8) -> Candidates:
 
 
 def grid(requests: int = 4, **limits: Any) -> OptionGrid:
-    return OptionGrid(PAIR, KNOWN, Workload(requests=requests), Limits(**limits))
+    return OptionGrid(PAIR, KNOWN, Workload(requests=requests), ShapeLimits(**limits))
 
 
 CHOSEN = Option(chain=PAIR, shape=DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
@@ -66,7 +66,7 @@ ALONE = Option(chain=("big",), cycle_ms=25.0)
 OTHERS = (GLOBAL_GREEDY, WHOLE, UNPLANNED, FORMED, RESHAPING)
 # Sixteen requests, for all of which drafts do not pay, and four that would be late without.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-SLOW = OptionGrid(PAIR, DEAR, Workload(requests=16), Limits())
+SLOW = OptionGrid(PAIR, DEAR, Workload(requests=16), ShapeLimits())
 HURRY = [1.1 / 25.0] * 4 + [0.001] * 12
 
 

@@ -17,7 +17,7 @@ from research.sim.cluster.replica import Replica, SimulatedReplica
 from research.sim.machine import MACHINES, load_machine
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import LoadRequest, ReplayOutcome, replay
 from specrouter.cluster.state import ReplicaState
 from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
 from specrouter.config.policies import REPLICA_POLICIES
@@ -50,7 +50,7 @@ def cluster(
     return SimulatedCluster({f"r{at}": make for at in range(count)}, ClusterSettings(**given))
 
 
-def served(one: SimulatedCluster, requests: list[LoadRequest]) -> list[Outcome]:
+def served(one: SimulatedCluster, requests: list[LoadRequest]) -> list[ReplayOutcome]:
     return replay(requests, one, one)
 
 
