@@ -254,8 +254,14 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     left = {name for name, one in model.named_parameters() if one.is_meta}
     tied = {name: one for name, one in tables.items() if one is blocks.get("lm_head")}
     others = {name: one for name, one in tables.items() if name not in tied}
+    is_inference = torch.is_inference_mode_enabled()
+
+    def read_others() -> None:
+        with torch.inference_mode(is_inference), torch.no_grad():
+            quantise_embeddings(model, others)
+
     with torch.no_grad(), ThreadPoolExecutor(1) as beside:
-        reading = beside.submit(quantise_embeddings, model, others)
+        reading = beside.submit(read_others)
         quantise(config.name, model, blocks, weights=tuning.weights, in_int8=weights.in_int8)
         reading.result()
         quantise_embeddings(model, tied)

@@ -196,7 +196,7 @@ def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]
 
 def tokenizer_of(member: Member) -> PreTrainedTokenizerBase:
     if (member.path / GGUF).is_file():
-        return tokenizer_in(member.path)
+        return tokenizer_in(member.path, member.field)
     return load_tokenizer(
         member.path, field=member.field, trust_remote_code=member.config.trust_remote_code
     )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.backend import Feature
 from modelpool.attention.kv_view import AttentionLayer, KVLayer, KVView
@@ -136,7 +136,7 @@ def _outline_of(key: _Key) -> ModelOutline:
 
     Models of other packages than `transformers`, whose code may change, are tried each time.
     """
-    is_from_release = type(key.config).__module__.startswith("transformers.")
+    is_from_release = not key.trust_remote_code and _is_of_transformers(key.config)
     cache, name = JsonCache(cache_dir() / "outlines", "outline"), key.file_name()
     kept = cache.load(name, ModelOutline.of_json) if is_from_release else None
     if kept is not None:
@@ -145,6 +145,13 @@ def _outline_of(key: _Key) -> ModelOutline:
     if is_from_release and not found.recurrent_layers:
         cache.store(name, found.to_json())
     return found
+
+
+def _is_of_transformers(config: Any) -> bool:
+    if getattr(config, "auto_map", None) or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    kinds = (type(config), MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    return all(kind.__module__.startswith("transformers.") for kind in kinds)
 
 
 def _found(key: _Key) -> ModelOutline:

@@ -232,7 +232,8 @@ def _aligned(tensor: Tensor) -> Tensor:
 class _Arena:
     """Memory for weights, in pages of 2 MB where Linux has them: fewer misses of the TLB.
 
-    Weights share chunks, since most are smaller than a page; a chunk lives as long as one of them.
+    Weights share chunks, since most are smaller than a page; a chunk lives as long as one of them,
+    and the last one until another is begun.
     """
 
     def __init__(self) -> None:
@@ -243,15 +244,18 @@ class _Arena:
         """Return `size` bytes from a multiple of `_ALIGNED` on, and as many that may be read."""
         whole = -(-size // _ALIGNED) * _ALIGNED + _ALIGNED
         with self._lock:
+            if whole > _CHUNK // 2:
+                return _huge_pages(whole)[:size]
             if self._used + whole > len(self._chunk):
-                self._chunk, self._used = _huge_pages(max(whole, _CHUNK)), 0
+                self._chunk, self._used = _huge_pages(_CHUNK), 0
             start, self._used = self._used, self._used + whole
             return self._chunk[start : start + size]
 
 
 def _huge_pages(size: int) -> Tensor:
     """Return bytes from a multiple of 2 MB on, for which Linux is asked to use pages of 2 MB."""
-    memory = torch.empty(size + _HUGE, dtype=torch.uint8)
+    with torch.inference_mode(False):  # else no other mode could write to it
+        memory = torch.empty(size + _HUGE, dtype=torch.uint8)
     start = -memory.data_ptr() % _HUGE
     if sys.platform == "linux":  # an error does no harm: pages are small then
         place = ctypes.c_void_p(memory.data_ptr() + start)

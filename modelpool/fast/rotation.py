@@ -144,11 +144,13 @@ def angles_of(
     """
     if positions * rotation.size > _MOST_KEPT:
         return lambda index: _angles(rotation, rotary, like, index)
-    table = rotation_table(rotation, rotary, like, min(positions, _FIRST_POSITIONS))
+    grows = like.device.type == "cpu"  # elsewhere to look at positions would wait for the device
+    first = min(positions, _FIRST_POSITIONS) if grows else positions
+    table = rotation_table(rotation, rotary, like, first)
 
     def angles(index: Tensor) -> Table:
         nonlocal table
-        needed = int(index.max()) + 1
+        needed = int(index.max()) + 1 if grows and index.numel() else 0
         if needed > len(table):
             more = min(positions, max(needed, 2 * len(table)))
             added = rotation_table(rotation, rotary, like, more, len(table))

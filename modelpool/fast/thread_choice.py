@@ -56,10 +56,13 @@ class OtherPrograms:
         if self._before is not None and elapsed_s >= self._wait_s:
             now, before = self._usage(), self._before
             self._looked_s, self._before = now_s, now
+            is_short = self._wait_s == _SOON_S
             self._wait_s = _SOON_S if elapsed_s >= _LONG_S else _LOOK_S
             if now is not None:
                 others_s = (now[0] - before[0]) - (now[1] - before[1])
-                self._cores = max(0.0, others_s / elapsed_s)
+                cores = max(0.0, others_s / elapsed_s)
+                # Usage is counted in hundredths of a second: a short look may only say "free".
+                self._cores = min(cores, self._cores) if is_short else cores
         return self._cores
 
 

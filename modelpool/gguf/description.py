@@ -105,19 +105,23 @@ def header_in(folder: Path) -> GgufHeader:
     return GgufHeader(first, {}, {one["name"]: GgufTensor.of(one) for one in stored["tensors"]})
 
 
-def tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a described file.
+def tokenizer_in(folder: Path, field: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a described file; raise `ConfigError` for `{field}.source`.
 
     `AutoTokenizer` would find the same, and take twice as long: it makes the class's own first.
     """
-    options = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        options["chat_template"] = template.read_text(encoding="utf-8")
     make: Any = PreTrainedTokenizerFast
-    tokenizer: PreTrainedTokenizerFast = make(
-        tokenizer_file=str(folder / "tokenizer.json"), **options
-    )
+    try:
+        options = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = folder / "chat_template.jinja"
+        if template.is_file():
+            options["chat_template"] = template.read_text(encoding="utf-8")
+        tokenizer: PreTrainedTokenizerFast = make(
+            tokenizer_file=str(folder / "tokenizer.json"), **options
+        )
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        reason = f"cannot load the tokenizer in {str(folder)!r}: {error}"
+        raise ConfigError(f"{field}.source", reason) from error
     return tokenizer
 
 
@@ -168,12 +172,12 @@ def _folder(first: Path) -> Path:
     Raises `ConfigError` for a missing file.
     """
     digest = hashlib.sha256(f"{_FORMAT} {transformers.__version__} ".encode())
-    for file in parts_of(first):
-        try:
-            facts = file.stat()
-        except OSError:
-            read_header(first)  # its error says which file is missing
-            raise
+    parts = parts_of(first)
+    if not all(file.is_file() for file in parts):
+        read_header(first)  # its error says which file is missing
+        parts = (first,)  # it is whole, whatever its name says
+    for file in parts:
+        facts = file.stat()
         digest.update(f"{file} {facts.st_size} {facts.st_mtime_ns} ".encode())
     return cache_dir() / "gguf" / f"{first.stem}-{digest.hexdigest()[:16]}"
 

@@ -112,7 +112,7 @@ def path_of(source: str) -> Path:
 def parts_of(first: Path) -> tuple[Path, ...]:
     """Return the file, or all parts of a split one, whose first it is by its name."""
     name = _FIRST_PART.fullmatch(first.name)
-    if name is None:
+    if name is None or not int(name[2]):
         return (first,)
     stem, parts = name.groups()
     return tuple(

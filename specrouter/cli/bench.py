@@ -225,7 +225,11 @@ def _check_only(names: Sequence[str], config: RouterConfig) -> None:
         try:
             if len(chain) == 1 and name != "off":
                 CHAIN_POLICIES.check(name)
-            elif len(chain) > 1 and (chain[-1] != models[-1] or set(chain) - set(models)):
+            elif len(chain) > 1 and not (
+                chain[-1] == models[-1]
+                and set(chain) <= set(models)
+                and len(set(chain)) == len(chain)
+            ):
                 raise ConfigError("", f"no chain to {models[-1]} of {', '.join(models[:-1])}")
         except ConfigError as error:
             raise ConfigError("--only", f"{name!r}: {error.reason}") from error

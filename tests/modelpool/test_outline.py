@@ -248,6 +248,18 @@ def test_a_later_start_tries_no_model_and_finds_the_same(
     assert outline_of(config) == first
 
 
+def test_a_repositorys_own_class_is_tried_at_every_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
+    config = LlamaConfig(
+        **_SMALL | {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}}
+    )
+    outline._outline_of.cache_clear()
+    outline_of(config)
+    assert not (tmp_path / "outlines").exists()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_recurrent_states_are_counted_by_row_and_keys_and_values_of_attention_alone(

@@ -16,9 +16,11 @@ from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.int8 import Int8Weight, quantise_rows, rounded_to_levels
 from modelpool.fast.joined import join_layers, joined
 from modelpool.fast.panels import (
+    _CHUNK,
     BlockWeight,
     Int8PanelWeight,
     PanelWeight,
+    _Arena,
     exact_kernels,
     is_exact,
 )
@@ -265,3 +267,16 @@ def test_layers_in_any_forms_give_together_what_they_give_alone(
         for found in (joined(*layers)(x), [layer(x) for layer in layers]):
             assert all(map(torch.equal, found, alone))
     assert join_layers([parent]) == 0
+
+
+def test_memory_that_was_taken_in_a_cycle_can_be_written_outside_of_it() -> None:
+    """A drafter may be loaded within a cycle, in inference mode, and a target later in none."""
+    arena = _Arena()
+    with torch.inference_mode():
+        first = arena.take(100)
+    second, large = arena.take(70), arena.take(_CHUNK)
+    for one in (first, second, large):
+        one.copy_(torch.ones(len(one), dtype=torch.uint8))
+        assert one.data_ptr() % 64 == 0
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert first.sum() == 100

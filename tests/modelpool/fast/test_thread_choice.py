@@ -66,7 +66,7 @@ def test_it_compares_again(machine: Machine, choice: ThreadChoice) -> None:
     assert 2 in [machine.run(choice) for _ in range(4)]
 
 
-def test_what_others_did_while_no_forward_ran_costs_one_slow_forward(
+def test_what_others_did_while_no_forward_ran_counts_for_a_moment(
     machine: Machine, choice: ThreadChoice
 ) -> None:
     """As where another server has answered the request before."""

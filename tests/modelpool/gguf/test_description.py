@@ -44,15 +44,23 @@ def test_an_exported_checkpoint_comes_back(exported: Path) -> None:
         assert getattr(found, name) == pytest.approx(getattr(wanted, name)), name
 
 
-def test_a_tokenizer_is_the_one_that_transformers_has_for_the_model(tmp_path: Path) -> None:
-    """Qwen 2 normalises texts, which no fact of a file says."""
-    save("qwen2", tmp_path / "m")
-    pool = pool_of(write("qwen2", tmp_path / "m", tmp_path / "m.gguf"))
+@pytest.mark.parametrize(
+    ("family", "pre"), [("qwen2", "qwen2"), ("llama", "gpt-2"), ("llama", None)]
+)
+def test_a_tokenizer_is_the_one_that_transformers_has_for_the_model(
+    family: str, pre: str | None, tmp_path: Path
+) -> None:
+    save(family, tmp_path / "m")
+    pool = pool_of(write(family, tmp_path / "m", tmp_path / "m.gguf", pre=pre))
     wanted = AutoTokenizer.from_pretrained(str(pool.path("m")))
     assert pool.tokenizer.backend_tokenizer.to_str() == wanted.backend_tokenizer.to_str()
     assert pool.tokenizer.all_special_ids == wanted.all_special_ids
     assert pool.tokenizer.chat_template == wanted.chat_template
-    assert pool.tokenizer.backend_tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
+    ids = wanted.encode(TEXT)
+    assert pool.tokenizer.encode(TEXT) == ids
+    assert pool.tokenizer.decode(ids) == wanted.decode(ids)
+    if family == "qwen2":  # it normalises texts, which no fact of a file says
+        assert pool.tokenizer.backend_tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
 
 
 @pytest.mark.parametrize("named", [False, True])

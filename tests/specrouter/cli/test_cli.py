@@ -141,7 +141,9 @@ def test_what_is_loaded_may_be_named_as_for_serve(
         main([*command.split(), *argv.split()])
 
 
-@pytest.mark.parametrize("name", ["nope", "tiny-1m>nope>tiny-8m", "tiny-8m>tiny-1m"])
+@pytest.mark.parametrize(
+    "name", ["nope", "tiny-1m>nope>tiny-8m", "tiny-8m>tiny-1m", "tiny-8m>tiny-8m"]
+)
 def test_a_chain_or_policy_that_cannot_be_is_refused_before_the_pool_is_opened(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

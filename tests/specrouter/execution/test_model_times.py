@@ -78,20 +78,23 @@ def test_a_model_that_is_loaded_again_keeps_what_serving_taught(
     assert 1.1 < learn("gpu") < 1.5
 
 
-@pytest.mark.parametrize(("is_fresh", "timed"), [(False, 0), (True, 1)])
-def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
-    is_fresh: bool, timed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_fresh", "factor", "ms", "timed"),
+    [(False, 1.0, 3.0, 0), (False, 0.5, 1.5, 0), (False, None, 5.0, 1), (True, 1.0, 5.0, 1)],
+)
+def test_kept_times_are_used_unless_fresh_ones_are_asked_for_or_they_are_wrong(
+    is_fresh: bool, factor: float | None, ms: float, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = TimeRegression.profiled((TimeSample(1, 0.0, 3.0),))
     cache = Cache(kept)
     monkeypatch.setattr(model_times, "TimeCache", lambda _: cache)
-    monkeypatch.setattr(model_times, "factor_now", lambda *_: 1.0)
+    monkeypatch.setattr(model_times, "factor_now", lambda *_: factor)
     monkeypatch.setattr(model_times, "profile_model", lambda _: (TimeSample(1, 0.0, 5.0),))
     monkeypatch.setattr(model_times, "key_of", lambda *_: "key")
     profiler = PerformanceProfiler(parameters={"small": 10})
     times = ModelTimes(cast(ModelPool, Pool()), profiler, is_fresh)
     times.learn("small", cast(PackedModel, Device("cpu")))
-    assert profiler.snapshot().times["small"].at(1) == pytest.approx(5.0 if is_fresh else 3.0)
+    assert profiler.snapshot().times["small"].at(1) == pytest.approx(ms)
     assert len(cache.stored) == timed
 
 
