@@ -252,9 +252,7 @@ def test_a_repositorys_own_class_is_tried_at_every_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
-    config = LlamaConfig(
-        **_SMALL | {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}}
-    )
+    config = LlamaConfig(**_SMALL | {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}})
     outline._outline_of.cache_clear()
     outline_of(config)
     assert not (tmp_path / "outlines").exists()
