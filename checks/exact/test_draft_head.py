@@ -205,7 +205,7 @@ def test_hidden_states_that_the_target_does_not_tell_are_refused_at_the_start(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ToyHead, "hidden", (1, 99))
-    reason = r"pool\.models\[target\]: it tells no hidden states of \[1, 99\], which a drafter"
+    reason = r"pool\.models\[target\]: it has no hidden states of \[1, 99\], which a drafter"
     with pytest.raises(ConfigError, match=reason):
         ChainRouter.from_config(settings_of(paths))
 

@@ -83,7 +83,7 @@ def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPa
 def test_the_log_says_what_a_long_load_is_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("specrouter.http.serve._TELL_S", 0.0)
+    monkeypatch.setattr("specrouter.http.serve._SHOW_S", 0.0)
     caplog.set_level(logging.INFO, "specrouter.http.serve")
 
     def load(_: object, progress: LoadProgress, **__: object) -> FakeRouter:
