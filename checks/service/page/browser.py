@@ -307,7 +307,7 @@ def service_panel(browser: Browser, url: str) -> None:
         ):
             assert part in facts, facts
         assert "none" not in facts
-        assert "Replicas do not tell single cycles" in page.inner_text("#app")
+        assert "Replicas do not report single cycles" in page.inner_text("#app")
 
 
 def viewers(browser: Browser, url: str) -> None:
