@@ -33,7 +33,7 @@ from modelpool.errors import ConfigError
 from modelpool.fast.linear import gains_on_cpu
 from modelpool.fast.panels import exact_kernels, quantised_refusal
 from modelpool.gguf.description import NAME as GGUF
-from modelpool.gguf.description import describe, header_in, tokenizer_in
+from modelpool.gguf.description import describe, described_in, tokenizer_in
 from modelpool.gguf.header import is_gguf
 from modelpool.gguf.hub import find_gguf, tag_in
 from modelpool.inflate.inflated import inflated_source
@@ -159,8 +159,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """Return the files of a model; `path` is its checkpoint, or describes a GGUF file."""
     if not (path / GGUF).is_file():
         return tuple(sorted(one for one in path.iterdir() if one.suffix in _FILES))
-    header = header_in(path)
-    return tuple(sorted({header.file, *(one.file for one in header.tensors.values())}))
+    found = described_in(path)
+    return tuple(sorted({found.file, *(one.file for one in found.tensors.values())}))
 
 
 def _read_facts(

@@ -26,7 +26,7 @@ from modelpool.config import Weights
 from modelpool.errors import ConfigError
 from modelpool.gguf.architectures import config_of
 from modelpool.gguf.header import GgufHeader, GgufTensor, parts_of, path_of, read_header
-from modelpool.gguf.placement import Placed, placed_of
+from modelpool.gguf.placement import Placed, Tensors, placed_of
 
 # Beside the configuration: the file, its tensors, and where those of the model are among them.
 NAME = "gguf.json"
@@ -53,23 +53,27 @@ _INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_
 class Described:
     """A GGUF file as a checkpoint; `weights` is the form of the weights in the file.
 
-    `header` has the tensors, and no facts.
+    Attributes:
+        folder: the configuration and the tokenizer, and this in JSON.
+        file: the file, or the first part of a split one.
+        tensors: its tensors. `placed`: where they are in the model, by the model's names.
     """
 
     folder: Path
-    header: GgufHeader
+    file: Path
+    tensors: Tensors
     placed: Mapping[str, Placed]
 
     @property
     def weights(self) -> Weights:
-        kinds = _matrix_types(self.header)
+        kinds = _matrix_types(self.tensors)
         if kinds & set(BLOCK_BYTES):
             return "exact"
         return "int4" if kinds & set(_INT4_TYPES) else "auto" if kinds <= set(PLAIN) else "int8"
 
     @property
     def headers(self) -> tuple[Header, ...]:
-        return (_header(self.header, self.placed),)
+        return (_header(self.tensors, self.placed),)
 
 
 def describe(source: str, field: str) -> Described:
@@ -77,7 +81,7 @@ def describe(source: str, field: str) -> Described:
     try:
         first = path_of(source)
         folder = cached_folder(_folder(first), partial(_write, first, field))
-        return Described(folder, header_in(folder), placed_in(folder))
+        return described_in(folder)
     except ConfigError as error:
         kind = type(error)
         raise kind(f"{field}.source", error.reason) from error
@@ -86,23 +90,18 @@ def describe(source: str, field: str) -> Described:
         raise ConfigError(f"{field}.source", reason) from error
 
 
-def placed_in(folder: Path) -> dict[str, Placed]:
-    """Return where the tensors are, by the model's names; may raise `OSError`, `ValueError`."""
-    stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    return {name: Placed.of(one) for name, one in stored["placed"].items()}
+def described_in(folder: Path) -> Described:
+    """Return the file that a folder describes, without reading it: that takes a tenth of a second.
 
-
-def header_in(folder: Path) -> GgufHeader:
-    """Return the tensors of the file that a folder describes, without its facts.
-
-    The file is not read: a vocabulary's texts would take a tenth of a second. Raises `OSError`, and
-    `ValueError` if the file has changed since then.
+    Raises `OSError`, and `ValueError` if the file has changed since then.
     """
     stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
     first = Path(stored["file"])
     if _folder(first).name != folder.name:
         raise ValueError("the file has changed since the pool was made")
-    return GgufHeader(first, {}, {one["name"]: GgufTensor.of(one) for one in stored["tensors"]})
+    tensors = {one["name"]: GgufTensor.of(one) for one in stored["tensors"]}
+    placed = {name: Placed.of(one) for name, one in stored["placed"].items()}
+    return Described(folder, first, tensors, placed)
 
 
 def tokenizer_in(folder: Path, field: str) -> PreTrainedTokenizerFast:
@@ -125,27 +124,27 @@ def tokenizer_in(folder: Path, field: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _matrix_types(header: GgufHeader) -> set[str]:
-    return {one.type for one in header.tensors.values() if len(one.shape) > 1}
+def _matrix_types(tensors: Tensors) -> set[str]:
+    return {one.type for one in tensors.values() if len(one.shape) > 1}
 
 
-def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
+def int8_weights(tensors: Tensors, placed: Mapping[str, Placed]) -> frozenset[str]:
     """Return the names of weights that are in int8 where others are in int4.
 
     These are weights of linear layers that have more bits in the file. Empty if the file has no
     weights in 4 bits.
     """
-    if not _matrix_types(header) & set(_INT4_TYPES):
+    if not _matrix_types(tensors) & set(_INT4_TYPES):
         return frozenset()
     return frozenset(
         name
         for name, one in placed.items()
         if _is_linear(name, one)
-        and (one.columns or any(each.type not in _INT4_TYPES for each in one.tensors(header)))
+        and (one.columns or any(each.type not in _INT4_TYPES for each in one.tensors(tensors)))
     )
 
 
-def weights_in_blocks(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
+def weights_in_blocks(tensors: Tensors, placed: Mapping[str, Placed]) -> frozenset[str]:
     """Return the names of linear weights and embeddings that the file has in blocks that are kept.
 
     Some parts of such a weight may be in another form.
@@ -153,12 +152,12 @@ def weights_in_blocks(header: GgufHeader, placed: Mapping[str, Placed]) -> froze
 
     def is_kept(name: str, one: Placed) -> bool:
         parameter = StoredParameter(name, "", one.shape)
-        return (parameter.is_linear or parameter.is_table) and one.keeps_rows(header)
+        return (parameter.is_linear or parameter.is_table) and one.keeps_rows(tensors)
 
     return frozenset(
         name
         for name, one in placed.items()
-        if is_kept(name, one) and any(each.type in BLOCK_BYTES for each in one.tensors(header))
+        if is_kept(name, one) and any(each.type in BLOCK_BYTES for each in one.tensors(tensors))
     )
 
 
@@ -182,17 +181,17 @@ def _folder(first: Path) -> Path:
     return cache_dir() / "gguf" / f"{first.stem}-{digest.hexdigest()[:16]}"
 
 
-def _header(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
+def _header(tensors: Tensors, placed: Mapping[str, Placed]) -> Header:
     """Return a header in the form of safetensors, with the dtype that each tensor may keep."""
-    in_int8, in_blocks = int8_weights(header, placed), weights_in_blocks(header, placed)
+    in_int8, in_blocks = int8_weights(tensors, placed), weights_in_blocks(tensors, placed)
 
     def dtype(name: str, one: Placed) -> str:
-        types = {each.type for each in one.tensors(header)}
+        types = {each.type for each in one.tensors(tensors)}
         if name in in_blocks:
             return max(types & BLOCK_BYTES.keys())  # the one with more bits, by name
         if name in in_int8:
             return ROUNDED
-        if _is_linear(name, one) and types <= set(_INT4_TYPES) and one.keeps_rows(header):
+        if _is_linear(name, one) and types <= set(_INT4_TYPES) and one.keeps_rows(tensors):
             return max(types)
         kept = {each if each in PLAIN else "BF16" for each in types}
         return kept.pop() if len(kept) == 1 else "F32"  # float32 has the values of any two

@@ -17,6 +17,7 @@ from modelpool.gguf.architectures import Architecture, architecture_of
 from modelpool.gguf.header import GgufHeader, GgufTensor
 
 Shape = tuple[int, ...]
+Tensors = Mapping[str, GgufTensor]  # those of a file, by their names in it
 # How a part of a parameter is made of the tensors' parts: their rows one after the other, each
 # value less one, the logarithm of its negative; or, with inputs before outputs, the outputs of two
 # tensors alternating, both, or the first tensor's rows as columns.
@@ -48,12 +49,12 @@ class Placed:
         }
         return cls(**fields)
 
-    def tensors(self, header: GgufHeader) -> tuple[GgufTensor, ...]:
-        return tuple(header.tensors[name] for name in self.names)
+    def tensors(self, stored: Tensors) -> tuple[GgufTensor, ...]:
+        return tuple(stored[name] for name in self.names)
 
-    def keeps_rows(self, header: GgufHeader) -> bool:
+    def keeps_rows(self, stored: Tensors) -> bool:
         """Return whether its outputs are rows of the file."""
-        is_one = len({one.type for one in self.tensors(header)}) == 1
+        is_one = len({one.type for one in self.tensors(stored)}) == 1
         keeps = is_one if self.form == "in turn, turned" else self.form in ("", "turned")
         return keeps and not self.columns and (is_one or self.parts > 1)
 
@@ -111,7 +112,7 @@ def placed_of(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Placed
             if each not in header.tensors:
                 raise header.error(f"has no tensor {each or f'for {parameter}'!r}")
         one = _placed(parameter, shape, names, architecture, config)
-        for tensor, wanted in zip(one.tensors(header), _wanted(one, config), strict=True):
+        for tensor, wanted in zip(one.tensors(header.tensors), _wanted(one, config), strict=True):
             if not _are_alike(tensor.shape, wanted):
                 found = f"{list(tensor.shape)}, and not {list(wanted)}"
                 raise header.error(f"tensor {tensor.name!r} is {found}")

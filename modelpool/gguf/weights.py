@@ -18,13 +18,12 @@ from modelpool.checkpoint.block_values import BLOCK_BYTES, BlockValues, StoredBl
 from modelpool.checkpoint.temporary import temporary_folder, write_weights
 from modelpool.gguf.description import (
     NAME,
-    header_in,
+    described_in,
     int8_weights,
-    placed_in,
     weights_in_blocks,
 )
-from modelpool.gguf.header import GgufHeader, GgufTensor
-from modelpool.gguf.placement import Placed
+from modelpool.gguf.header import GgufTensor
+from modelpool.gguf.placement import Placed, Tensors
 from modelpool.kernels.library import c_library
 
 _AT_ONCE = 2**24  # values that are read at once
@@ -48,7 +47,7 @@ class PlainCheckpoint:
 
 @dataclass(frozen=True)
 class _Blocks(StoredBlocks):
-    header: GgufHeader
+    tensors: Tensors
     placed: Placed
 
     def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
@@ -65,7 +64,7 @@ class _Blocks(StoredBlocks):
 
     def _rows(self, expert: int) -> Sequence[tuple[str, NDArray[np.uint8]]]:
         """Return the type and the rows' bytes of each tensor; a layer's tensors are joined."""
-        tensors = self.placed.tensors(self.header)
+        tensors = self.placed.tensors(self.tensors)
         found = [
             rows for one in tensors for rows in _stored(one, self.placed, expert, at_once=None)
         ]
@@ -80,27 +79,28 @@ class _Blocks(StoredBlocks):
 class GgufWeights:
     """Weights by the model's names; if `is_wide`, quantised ones that become plain are float32."""
 
-    header: GgufHeader
+    tensors: Tensors
     placed: Mapping[str, Placed]
     is_wide: bool
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> "GgufWeights":
         """Read what `folder` describes for a model in `dtype`; raise `OSError`, `ValueError`."""
-        return cls(header_in(folder), placed_in(folder), dtype in _WIDE)
+        found = described_in(folder)
+        return cls(found.tensors, found.placed, dtype in _WIDE)
 
     @cached_property
     def in_int8(self) -> frozenset[str]:
         """Layers that need at least int8."""
-        names = int8_weights(self.header, self.placed)
+        names = int8_weights(self.tensors, self.placed)
         return frozenset(name.removesuffix(".weight") for name in names)
 
     @cached_property
     def blocks(self) -> Mapping[str, StoredBlocks]:
         """Weights that the file has in blocks, by layer; a tied head has the embedding's."""
         found = {
-            name.removesuffix(".weight"): _Blocks(self.header, self.placed[name])
-            for name in weights_in_blocks(self.header, self.placed)
+            name.removesuffix(".weight"): _Blocks(self.tensors, self.placed[name])
+            for name in weights_in_blocks(self.tensors, self.placed)
         }
         if f"{_HEAD}.weight" not in self.placed and _EMBEDDING in found:
             found[_HEAD] = found[_EMBEDDING]
@@ -109,7 +109,7 @@ class GgufWeights:
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a parameter."""
         wide = torch.float32 if self.is_wide else torch.bfloat16
-        tensors = self.placed[name].tensors(self.header)
+        tensors = self.placed[name].tensors(self.tensors)
         return reduce(torch.promote_types, (_PLAIN.get(one.type, wide) for one in tensors))
 
     def rows(self, name: str) -> Iterator[Tensor]:
@@ -119,7 +119,7 @@ class GgufWeights:
         """
         placed = self.placed[name]
         made, changed = _OF_PARTS.get(placed.form), _OF_VALUES.get(placed.form)
-        tensors = placed.tensors(self.header)
+        tensors = placed.tensors(self.tensors)
         for number in range(placed.parts):
             read = [_rows(one, placed, number) for one in tensors]
             if made is not None:

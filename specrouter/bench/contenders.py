@@ -130,6 +130,6 @@ def measure(
         if number >= 0:
             for name, found in of_round.items():
                 samples[name].append(found)
-        each = (f"{name} {speeds([found])[0]:.1f}" for name, found in of_round.items())
-        progress.note(f"{where}: {', '.join(each)} tokens/s")
+        figures = (f"{name} {speeds([found])[0]:.1f}" for name, found in of_round.items())
+        progress.note(f"{where}: {', '.join(figures)} tokens/s")
     return samples

@@ -190,8 +190,8 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_table(document: Mapping[str, Any]) -> str:
-    found = document["conditions"]
-    where = model_sizes(found) if "models" in found else found["server"]
+    setting = document["conditions"]
+    where = model_sizes(setting) if "models" in setting else setting["server"]
     rows = {f"speculation {way}": row for way, row in document["ways"].items()}
     return "\n".join([where, *load_rows(rows)])
 
